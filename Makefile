@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 PROFILE ?= small
-# a read-only checkout of the user's own settings must not leak into a test run
+# packages of the user's home must not shadow the pinned ones
 export PYTHONNOUSERSITE = 1
 
 .PHONY: install reproduce test lab notebooks clean
