@@ -57,13 +57,13 @@ def plural_of(name: str,  # singular
 BLOCKS = {}  # (group, place) -> entries
 
 BLOCKS["animal", "ground"] = """cat 1F408 .5, dog 1F415 .8, poodle 1F429 .6, rabbit 1F407 .4, mouse 1F401 .12, cow 1F404 2.2,
-    pig 1F416 1.2, horse 1F40E 2.2, donkey 1FACF 1.8, sheep 1F411 1.2, goat 1F410 1.2, monkey 1F412 .7, rooster 1F413 .6,
+    pig 1F416 1.2, horse 1F40E 2.2, sheep 1F411 1.2, goat 1F410 1.2, monkey 1F412 .7, rooster 1F413 .6,
     chick 1F425 .15, elephant 1F418 4, tiger 1F405 2, leopard 1F406 1.8, camel 1F42B 3, koala 1F428 .7, penguin 1F427 .9,
     turtle 1F422 .5, snail 1F40C .1, snake 1F40D 1, crocodile 1F40A 3.5, squirrel 1F43F .3, deer 1F98C 2, gorilla 1F98D 1.7,
-    lizard 1F98E .4, rhinoceros 1F98F 3.5, giraffe 1F992 5, zebra 1F993 2.2, hedgehog 1F994 .3, dinosaur 1F996 6,
+    rhinoceros 1F98F 3.5, giraffe 1F992 5, zebra 1F993 2.2, hedgehog 1F994 .3, dinosaur 1F996 6,
     brontosaurus 1F995 9, kangaroo 1F998 1.6, llama 1F999 1.7, peacock 1F99A 1.1, hippopotamus 1F99B 3.5, parrot 1F99C .5,
     raccoon 1F99D .6, skunk 1F9A8 .5, flamingo 1F9A9 1.2, beaver 1F9AB .8, bison 1F9AC 2.8, owl 1F989 .5, turkey 1F983 .9,
-    goose 1FABF .9, scorpion 1F982 .2, spider 1F577 .15, ladybug 1F41E .1, ant 1F41C .1, caterpillar 1F41B .12, crab 1F980 .3,
+    goose 1FABF .9, scorpion 1F982 .2, spider 1F577 .15, ladybug 1F41E .1, caterpillar 1F41B .12, crab 1F980 .3,
     lobster 1F99E .5, seal 1F9AD 1.8, dragon 1F409 5, mammoth 1F9A3 4.5, dodo 1F9A4 1"""
 BLOCKS["animal head", "ground"] = """lion 1F981 1, fox 1F98A .6, bear 1F43B 1, panda 1F43C 1, wolf 1F43A .7, frog 1F438 .3,
     unicorn 1F984 1.2, chimpanzee 1F435 .6, hamster 1F439 .3"""
@@ -74,17 +74,17 @@ BLOCKS["animal", "water"] = """fish 1F41F .5, tropical fish 1F420 .4, dolphin 1F
 # %% ../../nbs/world/01_classes.ipynb #cb0adcf76
 BLOCKS["vehicle", "ground"] = """car 1F697 4, taxi 1F695 4.2, police car 1F693 4.2, jeep 1F699 4.2, pickup truck 1F6FB 5,
     bus 1F68C 9, van 1F690 5, ambulance 1F691 5.5, fire engine 1F692 7, truck 1F69B 9, tractor 1F69C 4, racing car 1F3CE 4.5,
-    motorcycle 1F3CD 2.1, motor scooter 1F6F5 1.8, kick scooter 1F6F4 1.1, bicycle 1F6B2 1.7, steam train 1F682 10,
-    railway car 1F683 9, bullet train 1F684 12, tram 1F68B 9, rickshaw 1F6FA 2.6, sled 1F6F7 1.2, shopping cart 1F6D2 1.1"""
+    motorcycle 1F3CD 2.1, motor scooter 1F6F5 1.8, bicycle 1F6B2 1.7, steam train 1F682 10,
+    railway car 1F683 9, bullet train 1F684 12, tram 1F68B 9, rickshaw 1F6FA 2.6, shopping cart 1F6D2 1.1"""
 BLOCKS["vehicle", "sky"] = """helicopter 1F681 9, airplane 2708 14, biplane 1F6E9 8, rocket 1F680 10, flying saucer 1F6F8 6,
     satellite 1F6F0 5, parachute 1FA82 5, balloon 1F388 .6, kite 1FA81 .9"""
 BLOCKS["vehicle", "water"] = """canoe 1F6F6 4, sailboat 26F5 7, speedboat 1F6A4 7, ferry 26F4 20"""
 BLOCKS["building", "ground"] = """house 1F3E0 7, church 26EA 14, castle 1F3F0 20, hut 1F6D6 4, tent 26FA 2.5, factory 1F3ED 16,
     office building 1F3E2 20, temple 1F3DB 14, pagoda 1F3EF 20, shrine gate 26E9 6, fountain 26F2 3, tower 1F5FC 60,
-    Ferris wheel 1F3A1 20, circus tent 1F3AA 10, crane 1F3D7 20, mosque 1F54C 18, stone head 1F5FF 4"""
+    Ferris wheel 1F3A1 20, circus tent 1F3AA 10, crane 1F3D7 20, mosque 1F54C 18"""
 BLOCKS["furniture", "ground"] = """chair 1FA91 1, bed 1F6CF 2, couch 1F6CB 2, toilet 1F6BD .9, bathtub 1F6C1 1.7, door 1F6AA 2.1,
-    filing cabinet 1F5C4 1.3, ladder 1FA9C 2.5, mailbox 1F4EB 1.4, postbox 1F4EE 1.4, traffic light 1F6A6 2.5,
-    fuel pump 26FD 2, slide 1F6DD 2.5, barber pole 1F488 1.5, wastebasket 1F5D1 .6"""
+    filing cabinet 1F5C4 1.3, mailbox 1F4EB 1.4, postbox 1F4EE 1.4, traffic light 1F6A6 2.5,
+    fuel pump 26FD 2, barber pole 1F488 1.5, wastebasket 1F5D1 .6"""
 BLOCKS["furniture", "table"] = """television 1F4FA 1, computer 1F5A5 .7, laptop 1F4BB .5, printer 1F5A8 .5, radio 1F4FB .4,
     clock 1F570 .4, alarm clock 23F0 .2, candle 1F56F .2, telephone 260E .3"""
 BLOCKS["furniture", "wall"] = """mirror 1FA9E 1, window 1FA9F 1.2, painting 1F5BC 1, target 1F3AF .6, calendar 1F4C5 .5"""
@@ -111,18 +111,18 @@ BLOCKS["plant", "ground"] = """pine tree 1F332 8, tree 1F333 8, palm tree 1F334 
 BLOCKS["tool", "table"] = """hammer 1F528 .35, axe 1FA93 .6, saw 1FA9A .5, screwdriver 1FA9B .25, wrench 1F527 .3, pair of scissors 2702 .2,
     key 1F511 .08, padlock 1F512 .1, flashlight 1F526 .2, magnifying glass 1F50D .25, paintbrush 1F58C .25, pencil 270F .2, pickaxe 26CF .9,
     bucket 1FAA3 .35, plunger 1FAA0 .5, toolbox 1F9F0 .5, magnet 1F9F2 .15, fire extinguisher 1F9EF .6, light bulb 1F4A1 .12,
-    toothbrush 1FAA5 .18, basket 1F9FA .5, compass 1F9ED .1, microscope 1F52C .4, telescope 1F52D 1.2, bell 1F514 .25,
-    knife 1F52A .3, spoon 1F944 .18, anchor 2693 1.5, broom 1F9F9 1.3, shovel 1FA8F 1.2, dagger 1F5E1 .4, shield 1F6E1 .8,
-    hourglass 231B .2, gear 2699 .3, sponge 1F9FD .15, test tube 1F9EA .15, bomb 1F4A3 .25"""
+    toothbrush 1FAA5 .18, basket 1F9FA .5, compass 1F9ED .1, microscope 1F52C .4, bell 1F514 .25,
+    knife 1F52A .3, anchor 2693 1.5, broom 1F9F9 1.3, shovel 1FA8F 1.2, shield 1F6E1 .8,
+    hourglass 231B .2, gear 2699 .3, bomb 1F4A3 .25"""
 BLOCKS["belongings", "table"] = """umbrella 2602 1, backpack 1F392 .5, suitcase 1F9F3 .7, briefcase 1F4BC .5, handbag 1F45C .4,
     shopping bag 1F6CD .4, purse 1F45B .2, book 1F4D5 .25, camera 1F4F7 .15, mobile phone 1F4F1 .15, wristwatch 231A .1, trophy 1F3C6 .4,
     medal 1F3C5 .12, crown 1F451 .25, gift 1F381 .35, vase 1F3FA .5, cardboard box 1F4E6 .4, envelope 2709 .2, megaphone 1F4E3 .4,
-    treasure chest 1FA8E .7, coin 1FA99 .05, ring 1F48D .05, diamond 1F48E .1, bag of money 1F4B0 .3, crystal ball 1F52E .3,
+    treasure chest 1FA8E .7, coin 1FA99 .05, diamond 1F48E .1, bag of money 1F4B0 .3, crystal ball 1F52E .3,
     ball of yarn 1F9F6 .15, folding fan 1FAAD .3, lantern 1F3EE .5, life buoy 1F6DF .7, feather 1FAB6 .2"""
 BLOCKS["toy", "table"] = """soccer ball 26BD .22, basketball 1F3C0 .24, football 1F3C8 .28, tennis ball 1F3BE .1, baseball 26BE .1,
     volleyball 1F3D0 .22, teddy bear 1F9F8 .4, yo-yo 1FA80 .1, die 1F3B2 .06, pinata 1FA85 .6, nesting doll 1FA86 .2, robot 1F916 .6,
-    game controller 1F3AE .2, puzzle piece 1F9E9 .08, boxing glove 1F94A .3, roller skate 1F6FC .3, ice skate 26F8 .3, skateboard 1F6F9 .8,
-    billiard ball 1F3B1 .08, ping-pong paddle 1F3D3 .25, boomerang 1FA83 .4, joystick 1F579 .2, flying disc 1F94F .25"""
+    game controller 1F3AE .2, puzzle piece 1F9E9 .08, boxing glove 1F94A .3, roller skate 1F6FC .3, ice skate 26F8 .3,
+    billiard ball 1F3B1 .08, ping-pong paddle 1F3D3 .25, boomerang 1FA83 .4, joystick 1F579 .2"""
 BLOCKS["toy", "ground"] = "snowman 26C4 1.7, carousel horse 1F3A0 2"
 
 # %% ../../nbs/world/01_classes.ipynb #c79562d1e
@@ -152,8 +152,8 @@ BUST_ACTIONS = {"raising a hand": "1F64B", "bowing": "1F647", "shrugging": "1F93
 ANIMAL_ACTIONS = {"sleeping": "@sleeping", "jumping": "@jumping", "lying on its back": "@upside",
                   "rearing up": "@rearing", "singing": "@singing", "playing with a ball": "@ball"}
 HEAD_ACTIONS = {"sleeping": "@sleeping", "singing": "@singing", "crying": "@crying"}
-WALKERS = """cat dog poodle rabbit mouse cow pig horse donkey sheep goat elephant tiger leopard camel crocodile deer
-    rhinoceros giraffe zebra hedgehog dinosaur brontosaurus llama hippopotamus raccoon skunk bison mammoth turtle lizard""".split()
+WALKERS = """cat dog poodle rabbit cow pig horse sheep goat elephant tiger leopard camel crocodile deer
+    rhinoceros giraffe zebra hedgehog brontosaurus llama hippopotamus raccoon bison mammoth""".split()
 
 def actions_of(name: str,   # class name
                group: str,  # its group
@@ -169,7 +169,7 @@ def actions_of(name: str,   # class name
 
 # %% ../../nbs/world/01_classes.ipynb #c654ab3ee
 RECOLOR = {"person": ("#61b2e4",)}
-FACES_RIGHT = frozenset()
+FACES_RIGHT = frozenset({"brontosaurus", "bison", "raccoon"})  # all others look to the left
 
 def _classes() -> dict[str, ObjectClass]:
     "The table as objects."
