@@ -123,7 +123,7 @@ def _parse(data: bytes):
 # %% ../nbs/core/04_io.ipynb #cc6781345
 def _why(e: ValueError) -> str:
     "The reason of a parse error in a few words."
-    if isinstance(e, json.JSONDecodeError): return f"{e.msg} at column {e.colno}"
+    if isinstance(e, json.JSONDecodeError): return f"{e.msg} at character {e.pos + 1}"
     if isinstance(e, UnicodeError): return f"invalid {e.encoding}: {e.reason}"
     return str(e)
 
@@ -154,7 +154,7 @@ MAX_LINE = 16 << 20  # bytes
 
 def _object(path, n: int, line: bytes):
     "One line as a dict, or the error that names it."
-    try: row = _parse(line)
+    try: row = _parse(line.strip())
     except ValueError as e: return CirkitError(f"{path} line {n}: not JSON: {_why(e)}; mend or remove the line")
     if isinstance(row, dict): return row
     return CirkitError(f"{path} line {n}: a {type(row).__name__}, not an object; write one {{...}} a line")
