@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import CirkitError, unknown
+from .backgrounds import DECOR
 from .classes import CLASSES
 from .vocab import (BACKGROUNDS, COLORS, MATERIALS, PATTERNS, SHAPES, STYLES, TIMES, VIEWPOINTS,
                                 WEATHERS)
@@ -205,6 +206,7 @@ def belongs(cls: str,         # class name
            ) -> bool:
     "Whether the thing can believably be there."
     c, indoor = CLASSES[cls], BACKGROUNDS[background].indoor
+    if cls in DECOR.get(background, ()): return False        # the place itself shows one already
     if c.place == "water": return background in WATER
     if c.place == "wall": return indoor
     return not indoor or not (c.group == "building" or c.group == "vehicle" and c.size > 0.65)
