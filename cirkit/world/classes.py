@@ -168,7 +168,9 @@ def actions_of(name: str,   # class name
     return {"looking at us": code} | HEAD_ACTIONS if group == "animal head" else {}
 
 # %% ../../nbs/world/01_classes.ipynb #c654ab3ee
-RECOLOR = {"person": ("#61b2e4",)}
+RECOLOR = {"person": ("#61b2e4",), "window": ("#a57939",), "mirror": ("#fcea2b",),
+           "sailboat": ("#d0cfce",), "speedboat": ("#ffffff", "#ea5a47"),
+           "ferry": ("#3f3f3f", "#d22f27")}
 FACES_RIGHT = frozenset({"brontosaurus", "bison", "raccoon"})  # all others look to the left
 
 def _classes() -> dict[str, ObjectClass]:
