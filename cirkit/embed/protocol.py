@@ -63,12 +63,14 @@ class Embedder:
                items: Sequence[Item],
                side: str,              # "query" or "target"
                modality: str,          # "composed", "text" or "image"
+               features: Callable | None = None,  # paths -> the tower's features, if they are cached; only with a tower
               ) -> np.ndarray:         # (n, dim) float32, unit rows, in the order of the items
         "One unit vector per item."
         if side not in SIDES: raise unknown("side", side, SIDES)
         items = [view(i, modality) for i in items]
         if not items: return np.zeros((0, self.dim), np.float32)
-        return checked(self._encode(items, side), [i.id for i in items], self.id, self.dim)
+        cached = {"features": features} if features is not None else {}
+        return checked(self._encode(items, side, **cached), [i.id for i in items], self.id, self.dim)
 
 # %% ../../nbs/embed/01_protocol.ipynb #caf974888
 def checked(vectors,               # (n, d) raw vectors of a model
