@@ -20,6 +20,7 @@ import warnings
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from reprlib import repr as short
 
 import numpy as np
 from PIL import Image
@@ -75,8 +76,8 @@ def check_relative(relative: str,     # a path as it stands in a file
     "Refuse a path that is no plain path below its folder."
     plain = isinstance(relative, str) and relative.strip() and relative.isprintable()
     if not plain or '\\' in relative or ':' in relative.split('/')[0] or relative.startswith(('/', '~')):
-        raise CirkitError(f"path {relative!r} is not a relative path with forward slashes; write it relative to its folder")
-    if '..' in relative.split('/'): raise CirkitError(f"path {relative!r} leads out of its folder; remove the '..'")
+        raise CirkitError(f"path {short(relative)} is not a relative path with forward slashes; write it relative to its folder")
+    if '..' in relative.split('/'): raise CirkitError(f"path {short(relative)} leads out of its folder; remove the '..'")
     return relative
 
 def safe_member(folder, relative: str) -> Path:  # the path below `folder`; need not exist

@@ -8,10 +8,12 @@ __all__ = ['MODALITIES', 'CAPTION_POLICIES', 'TABLES', 'Query', 'Candidate', 'Pr
 
 # %% ../nbs/core/06_records.ipynb #c17f51135
 import dataclasses
+import os
 import string
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from reprlib import repr as short  # a fault's value may be megabytes
 
 from .errors import CirkitError, unknown
 from .fingerprint import digest, file_digest
@@ -22,7 +24,7 @@ def _text(row: dict, key: str, where: str, required: bool=False) -> str:
     "A string of a row; '' when it is absent."
     value = row.get(key)
     if value is None: value = ''
-    if not isinstance(value, str): raise CirkitError(f"{where}: {key} is {value!r}, not a string; mend the row")
+    if not isinstance(value, str): raise CirkitError(f"{where}: {key} is {short(value)}, not a string; mend the row")
     if required and not value.strip(): raise CirkitError(f"{where}: {key} is missing or empty; add it to the row")
     return value
 
@@ -31,7 +33,7 @@ def _strings(row: dict, key: str, where: str) -> tuple[str, ...]:
     value = row.get(key)
     value = [] if value is None or value == '' else [value] if isinstance(value, str) else value
     if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
-        raise CirkitError(f"{where}: {key} is {value!r}, not a list of strings; mend the row")
+        raise CirkitError(f"{where}: {key} is {short(value)}, not a list of strings; mend the row")
     return tuple(value)
 
 # %% ../nbs/core/06_records.ipynb #ceb1b3ffb
@@ -42,7 +44,7 @@ def _modality(row: dict, default: str, where: str) -> tuple[str, set]:
     value = _text(row, 'modality', where) or default
     parts = {p.strip() for p in value.split(',')}
     if not parts <= set(MODALITIES):
-        raise CirkitError(f"{where}: modality {value!r} is unknown; use 'image', 'text' or 'image,text'")
+        raise CirkitError(f"{where}: modality {short(value)} is unknown; use 'image', 'text' or 'image,text'")
     return value, parts
 
 def _images(row: dict, parts: set, where: str) -> tuple[str, ...]:
@@ -71,7 +73,7 @@ class Query:
     def from_row(cls, row: dict, where: str='query') -> 'Query':
         "The query of a row of queries.jsonl."
         id = _text(row, 'id', where, required=True)
-        where = f"{where}, query {id!r}"
+        where = f"{where}, query {short(id)}"
         modality, parts = _modality(row, 'image,text', where)
         text = _text(row, 'text', where, required='text' in parts)
         names = {k: _text(row, k, where) for k in ('category', 'subcategory', 'source')}
@@ -100,7 +102,7 @@ class Candidate:
     def from_row(cls, row: dict, where: str='candidate') -> 'Candidate':
         "The candidate of a row of corpus.jsonl."
         id = _text(row, 'id', where, required=True)
-        where = f"{where}, candidate {id!r}"
+        where = f"{where}, candidate {short(id)}"
         modality, parts = _modality(row, 'image', where)
         images = _images(row, parts, where)
         if len(images) > 1: raise CirkitError(f"{where}: has {len(images)} images; a candidate has one")
@@ -139,12 +141,12 @@ class Protocol:
 # %% ../nbs/core/06_records.ipynb #c7741682d
 def _protocol(values, where) -> Protocol:
     "A protocol from its JSON; absent values take their defaults."
-    if not isinstance(values, dict): raise CirkitError(f"{where}: protocol is {values!r}, not an object; mend it")
+    if not isinstance(values, dict): raise CirkitError(f"{where}: protocol is {short(values)}, not an object; mend it")
     kinds = {f.name: type(f.default) for f in dataclasses.fields(Protocol)}
     for key, value in values.items():
         if key not in kinds: raise unknown(f'protocol value in {where}', key, kinds)
         kind = list if kinds[key] is tuple else kinds[key]
-        if not isinstance(value, kind): raise CirkitError(f"{where}: protocol {key} is {value!r}, not a {kind.__name__}; mend it")
+        if not isinstance(value, kind): raise CirkitError(f"{where}: protocol {key} is {short(value)}, not a {kind.__name__}; mend it")
     return Protocol(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 # %% ../nbs/core/06_records.ipynb #cfe99d42e
@@ -199,7 +201,7 @@ class Benchmark:
 # %% ../nbs/core/06_records.ipynb #c915cfab3
 def label_faults(queries: set, gallery: set, pos: dict, neg: dict, closed: bool=False):
     "Yields (kind, id, detail) for each label that cannot be right."
-    for qid in (pos.keys() | neg.keys()) - queries: yield 'unknown id', qid, "labels name a query that queries.jsonl lacks; remove them"
+    for qid in sorted((pos.keys() | neg.keys()) - queries): yield 'unknown id', qid, "labels name a query that queries.jsonl lacks; remove them"
     for qid in sorted(pos.keys() | neg.keys()):
         right, wrong = pos.get(qid, ()), neg.get(qid, ())
         for cid in dict.fromkeys(right):
@@ -208,7 +210,7 @@ def label_faults(queries: set, gallery: set, pos: dict, neg: dict, closed: bool=
         for cid in dict.fromkeys(wrong):
             if cid not in gallery: yield 'unknown id', qid, f"negative {cid!r} is not in corpus.jsonl; add it or drop the label"
         for side in (right, wrong):
-            if len(set(side)) < len(side): yield 'duplicate id', qid, f"a candidate is listed twice among {list(side)}; remove one"
+            if len(set(side)) < len(side): yield 'duplicate id', qid, f"a candidate is listed twice among {short(list(side))}; remove one"
     if not closed:
         for qid in sorted(queries):
             if not pos.get(qid): yield 'no positive', qid, "the query has no right answer; add one, or set meta.labels to 'closed'"
@@ -296,7 +298,7 @@ _ASSUMED = {'version': '0', 'split': 'test', 'protocol': {}, 'meta': {}}
 def read_head(folder: Path) -> dict:
     "benchmark.json with checked types; defaults are made explicit when there is none."
     path = folder / 'benchmark.json'
-    if not path.exists():
+    if not os.path.exists(path):
         default = {'name': folder.resolve().name or 'benchmark', **_ASSUMED, 'protocol': Protocol()}
         return default | {'meta': {'assumed': ['name', 'version', 'split', 'protocol']}, 'counts': {}, 'files': {}}
     head = read_json(path)
@@ -304,7 +306,7 @@ def read_head(folder: Path) -> dict:
     head = _ASSUMED | {'counts': {}, 'files': {}} | head
     kinds = {'name': str, 'version': str, 'split': str, 'protocol': dict, 'meta': dict, 'counts': dict, 'files': dict}
     for key, kind in kinds.items():
-        if not isinstance(head.get(key), kind): raise CirkitError(f"{path}: {key} is {head.get(key)!r}, not a {kind.__name__}; mend it")
+        if not isinstance(head.get(key), kind): raise CirkitError(f"{path}: {key} is {short(head.get(key))}, not a {kind.__name__}; mend it")
     return head | {'protocol': _protocol(head['protocol'], path)}
 
 # %% ../nbs/core/06_records.ipynb #cffc64d43
