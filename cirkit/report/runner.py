@@ -80,6 +80,10 @@ def _clean_cell(cell, number, hidden):
             if mime.startswith('text/'): output.data[mime] = _hide(value, hidden)
 
 # %% ../../nbs/report/05_runner.ipynb #c4927423e
+def _own_cells(nb):
+    "The cells without those that papermill put in."
+    return [c for c in nb.cells if not {'injected-parameters', 'papermill-error-cell-tag'} & set(c.metadata.get('tags', []))]
+
 def clean_notebook(nb,              # an executed notebook, changed in place
                    parameters=None, # the values it ran with
                    hidden=None,     # folder -> the name to print in its place
@@ -87,8 +91,7 @@ def clean_notebook(nb,              # an executed notebook, changed in place
     "Make an executed notebook fit to be read and compared."
     noise = [o.text.strip() for c in nb.cells if c.cell_type == 'code' for o in c.outputs
              if o.output_type == 'stream' and o.name == 'stderr']
-    dropped = {'injected-parameters', 'papermill-error-cell-tag'}
-    nb.cells = [c for c in nb.cells if not dropped & set(c.metadata.get('tags', []))]
+    nb.cells = _own_cells(nb)
     nb.metadata = nbformat.from_dict({'kernelspec': {'display_name': 'python3', 'language': 'python', 'name': 'python3'},
                                       'language_info': {'name': 'python'}})
     code = [c for c in nb.cells if c.cell_type == 'code']
@@ -110,7 +113,7 @@ class NotebookError(CirkitError):
 
 def _failing(nb):
     "Number, source and error of the cell where an executed notebook stopped."
-    code = [c for c in nb.cells if c.cell_type == 'code']
+    code = [c for c in _own_cells(nb) if c.cell_type == 'code']
     for number, cell in enumerate(code, 1):
         for output in cell.outputs:
             if output.output_type == 'error': return number, cell.source, f'{output.ename}: {output.evalue}'
