@@ -34,7 +34,8 @@ class Backdrop:
     image: np.ndarray     # (h, w, 3) uint8, lit by plain daylight, plain blue sky
     sky: np.ndarray       # (h, w) uint8, 255 where the sky shows
     ground: np.ndarray    # (h, w) uint8, 255 where snow could lie and rain could wet
-    lights: np.ndarray    # (h, w, 3) uint8, what lamps add to a dark picture
+    lights: np.ndarray    # (h, w) uint8, light of lamps and lit windows in the dark
+    glow: np.ndarray      # (h, w) uint8, the part of it that falls on things
     horizon: float        # fraction of the frame height where the ground starts
 
 # %% ../../nbs/world/03_backgrounds.ipynb #cc0466791
@@ -696,7 +697,7 @@ def backdrop(
     grain = _grain_for(side)[y:y + side, x:x + side, None]
     image = (pixels[..., :3].astype(np.uint16) * grain >> 8).astype(np.uint8)
     field = np.minimum(np.asarray(pen.ground), pixels[..., 3])
-    parts = (image, sky, field, _lamp_light(pen.lamps, size))
+    parts = (image, sky, field, *_lamp_light(pen.lamps, size))
     for part in parts:
         part.setflags(write=False)
     return Backdrop(*parts, horizon)
@@ -714,26 +715,25 @@ def _grain_for(side):
 def _halo(radius):
     "A round glow, (2r, 2r) uint8."
     y, x = np.mgrid[-1:1:2j * radius, -1:1:2j * radius]
-    return np.clip(235 * np.clip(1 - np.hypot(x, y), 0, 1) ** 1.6, 0, 255).astype(np.uint8)
+    return np.clip(220 * np.clip(1 - np.hypot(x, y), 0, 1) ** 1.6, 0, 255).astype(np.uint8)
 
 
 def _lamp_light(lamps, size):
-    "What the lamps of a place add in the dark; drawn at half size, since light is soft."
-    side = canvas_size(size)
+    "Light of lamps and lit windows, and the part that falls on things; drawn at half size, since light is soft."
+    side, k = canvas_size(size), size / 2
     half = Image.new("L", (side // 2, side // 2))
-    draw, k = ImageDraw.Draw(half), size / 2
+    for kind, x, y, *rest in lamps:
+        if kind == "glow":
+            radius = max(2, int(rest[0] * k))
+            corner = int((x + MARGIN) * k) - radius, int((y + MARGIN) * k) - radius
+            half.paste(255, corner, Image.fromarray(_halo(radius)))
+    large = half.resize((side, side), Image.BILINEAR)
+    glow, draw = np.minimum(np.asarray(large), 130), ImageDraw.Draw(large)
     for kind, *place in lamps:
         if kind == "pane":
-            x0, y0, x1, y1 = ((v + MARGIN) * k for v in place)
-            draw.rectangle([x0, y0, max(x0, x1 - 0.5), max(y0, y1 - 0.5)], fill=170)
-    for kind, *place in lamps:
-        if kind == "glow":
-            x, y, radius = place[0], place[1], max(2, int(place[2] * k))
-            corner = int((x + MARGIN) * k) - radius, int((y + MARGIN) * k) - radius
-            halo = Image.fromarray(_halo(radius))
-            half.paste(255, corner, halo)
-    light = np.asarray(half.resize((side, side), Image.BILINEAR))[..., None]
-    return (light * np.array([255, 214, 140], np.uint16) >> 8).astype(np.uint8)
+            x0, y0, x1, y1 = (round((v + MARGIN) * size) for v in place)
+            draw.rectangle([x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)], fill=255)
+    return np.array(large), glow
 
 
 def background(
