@@ -15,7 +15,7 @@ from scipy.spatial import cKDTree
 from .vocab import COLORS, MATERIALS, PATTERNS
 
 # %% ../../nbs/world/01b_surfaces.ipynb #c383abe2a
-SPAN, SAMPLES = 1.6, 256
+SPAN, SAMPLES = 2.7, 432
 V, U = (np.mgrid[:SAMPLES, :SAMPLES] * SPAN / SAMPLES).astype(np.float32)   # coordinates; 1 is the longer side
 
 def _mix(a, b, t):
@@ -47,8 +47,8 @@ def _gold():
     band = ((U * .5 + V) / .52) % 1
     t = np.interp(band, (0, .18, .3, .36, .5, .75, .8, 1), (.3, .85, 1, .1, .3, .7, .85, .3)).astype(np.float32)
     out = _mix(_mix((150, 92, 8), (255, 200, 46), t * 1.5), (255, 252, 214), t * 3 - 2)
-    star = sum(np.exp(-((U - u) * (V - v)) ** 2 * 4e6 - ((U - u) ** 2 + (V - v) ** 2) * 220)
-               for u, v in ((.3, .25), (.72, .5), (.3, .75), (1.1, .3)))
+    x, y = (U / .44 + .5 * (np.floor(V / .3) % 2)) % 1 * .44 - .22, (V / .3) % 1 * .3 - .15
+    star = np.exp(-(x * y) ** 2 * 4e6 - (x ** 2 + y ** 2) * 220)   # small four-pointed glints
     return _mix(out, (255, 255, 255), star * 1.6)
 
 def _glass():
@@ -76,9 +76,9 @@ def _brick():
     return _mix(clay, (232, 222, 208), (x < .1) | (y < .19))
 
 def _ice():
-    points = np.random.default_rng(8).uniform(0, SPAN, (34, 2))
+    points = np.random.default_rng(8).uniform(0, SPAN, (96, 2))
     near, which = cKDTree(points).query(np.stack([V, U], -1), k=2)
-    facet = np.random.default_rng(9).uniform(0, 1, 34)[which[..., 0]]
+    facet = np.random.default_rng(9).uniform(0, 1, 96)[which[..., 0]]
     return _mix(_mix((120, 190, 240), (208, 238, 255), facet), (255, 255, 255), near[..., 1] - near[..., 0] < .03)
 
 MATERIAL_TILES = {"wood": _wood, "metal": _metal, "glass": _glass, "stone": _stone,
@@ -112,13 +112,13 @@ def _scaly():
 
 # %% ../../nbs/world/01b_surfaces.ipynb #c469a9d04
 def _starry():
-    x, y = _cell(.3, .5)
-    angle = np.arctan2(x, -y)
-    corner = np.abs((angle / (2 * np.pi / 5) + .5) % 1 - .5) * 2      # 0 at a tip, 1 between two tips
-    return np.hypot(x, y) < .42 - .25 * np.sqrt(corner)
+    x, y = _cell(.28, .5)
+    corner = np.abs((np.arctan2(x, -y) / (2 * np.pi / 5) + .5) % 1 - .5) * 2   # 0 at a tip, 1 between two tips
+    edge = np.hypot(x, y) / (1 - .6 * np.sqrt(corner))
+    return np.dstack([edge < .56, edge < .41])   # dark rim, star
 
 def _floral():
-    x, y = _cell(.36, .5)
+    x, y = _cell(.3, .5)
     radius, angle = np.hypot(x, y), np.arctan2(y, x)
     return np.dstack([radius < .29 + .13 * np.cos(5 * angle), radius < .13])   # petals, heart
 
@@ -133,18 +133,24 @@ PATTERN_TILES = {"striped": _striped, "dotted": _dotted, "checkered": _checkered
 # %% ../../nbs/world/01b_surfaces.ipynb #c6339996a
 @lru_cache(maxsize=None)
 def _full_tile(name: str) -> np.ndarray:
-    "The tile of a material or pattern at full resolution, (256, 256, c) float32."
+    "The tile of a material or pattern at full resolution, (432, 432, c) float32."
     t = np.asarray((MATERIAL_TILES | PATTERN_TILES)[name](), np.float32)
-    return t[..., None] if t.ndim == 2 else t
+    t = t[..., None] if t.ndim == 2 else t
+    return t if t.max() > 1 else t * 255   # coverage in 0 to 255, like colours
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=None)
+def _tile_mean(name: str) -> np.ndarray:
+    "Mean colour of a material."
+    return _full_tile(name).mean((0, 1))
+
+@lru_cache(maxsize=1024)
 def tile(name: str,  # a material or a pattern
          px: int,    # longer side of the thing
-        ) -> np.ndarray:  # (s, s, c) float32 with s = 1.6 px: colours 0 to 255, or coverage 0 to 1
+        ) -> np.ndarray:  # (s, s, c) uint8 with s = 2.7 px: colours, or coverage (255 is all)
     "The tile of a surface for things of one size."
     side = int(np.ceil(SPAN * px))
     fit = lambda c: np.asarray(Image.fromarray(c).resize((side, side), Image.Resampling.BOX if side < SAMPLES else Image.Resampling.BILINEAR))
-    out = np.dstack([fit(np.ascontiguousarray(c)) for c in np.moveaxis(_full_tile(name), -1, 0)])
+    out = np.dstack([fit(np.ascontiguousarray(c)) for c in np.moveaxis(_full_tile(name), -1, 0)]).clip(0, 255).astype(np.uint8)
     out.setflags(write=False)
     return out
 
@@ -169,35 +175,36 @@ def contrast(rgb: np.ndarray,  # (3,) colour
 def _material(rgb, shade, px, material, color):
     "Colours of a material; an explicit colour stains it."
     h, w = shade.shape
-    out = tile(material, px)[:h, :w]
+    out = tile(material, px)[:h, :w].astype(np.float32)
     if color is not None:
-        light = out @ LUMA / float(_full_tile(material).mean((0, 1)) @ LUMA)
+        light = out @ LUMA / float(_tile_mean(material) @ LUMA)
         out = .35 * out + .65 * np.float32(color) * light[..., None]
     return out * shade[..., None]
 
 def _pattern(rgb, mean, px, pattern):
     "Colours with a pattern laid over them."
     h, w = rgb.shape[:2]
-    t = tile(pattern, px)[:h, :w]
+    t = tile(pattern, px)[:h, :w].astype(np.float32)
     if pattern == "camouflage": return t
+    t /= 255
     second = contrast(mean)
-    if pattern == "starry": second = np.float32((255, 226, 40) if mean[:2].min() < 190 else (30, 40, 130))
+    if pattern == "starry": second = np.float32((26, 30, 92))
     if pattern == "floral": second = np.float32((250, 84, 150) if mean[1] > 120 or mean[0] < 150 else (255, 250, 250))
-    out = rgb * (1 - t[..., :1]) + second * t[..., :1]
-    return out if pattern != "floral" else out * (1 - t[..., 1:]) + np.float32((255, 214, 40)) * t[..., 1:]
+    out = rgb + t[..., :1] * (second - rgb)
+    return out if t.shape[2] == 1 else out + t[..., 1:] * (np.float32((255, 220, 40)) - out)   # star, or heart of a flower
 
 # %% ../../nbs/world/01b_surfaces.ipynb #cd981321a
 def surface(rgb: np.ndarray,    # (h, w, 3) float32, the plain picture
             shade: np.ndarray,  # (h, w) float32, from `shade_of`
             mean: np.ndarray,   # (3,) float32, from `shade_of`
-            px: int,            # longer side of the thing: scale of the tiles
+            px: int,            # scale of the tiles: the longer side of a stout thing
             color: str | None = None, material: str | None = None, pattern: str | None = None,
            ) -> tuple[np.ndarray, float]:  # (h, w, 3) float32 colours, opacity in (0, 1]
     "What the paintable part looks like under a colour, material and pattern."
     paint = None if color is None else np.float32(COLORS[color])
     if material: rgb = _material(rgb, shade, px, material, paint)
     elif color: rgb = paint * shade[..., None]
-    if material: mean = _full_tile(material).mean((0, 1)) if color is None else paint
+    if material: mean = _tile_mean(material) if color is None else paint
     elif color: mean = paint
     if pattern: rgb = _pattern(rgb, mean, px, pattern)
     return rgb, OPACITY.get(material, 1.)
