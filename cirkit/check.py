@@ -43,10 +43,10 @@ def _parsed(path: Path, parse, faults: list) -> Iterator:
         for n, row in scan_jsonl(path):
             try:
                 if isinstance(row, CirkitError): raise row
-                yield parse(row, f'line {n}')
+                yield parse(row, f'{path.name} line {n}')
             except CirkitError as e:
                 id = row.get('id', row.get('qid')) if isinstance(row, dict) else None
-                faults.append(Fault('bad row', id if isinstance(id, str) and id else f'{path.name} line {n}', f'{path.name}: {e}'))
+                faults.append(Fault('bad row', id if isinstance(id, str) and id else f'{path.name} line {n}', str(e)))
     except CirkitError as e: faults.append(Fault('bad file' if os.path.exists(path) else 'missing', path.name, str(e)))
 
 def _unique(rows, name: str, faults: list) -> dict:

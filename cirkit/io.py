@@ -17,7 +17,7 @@ import socket
 import stat
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from reprlib import repr as short
@@ -55,7 +55,8 @@ def atomic(path,             # the file to make; its folder is made too
         os.replace(temp, path)
         if sync: _sync(path.parent)
     except OSError as e: raise CirkitError(f"{path}: cannot be written ({e}); check the folder and the space left") from e
-    finally: temp.unlink(missing_ok=True)
+    finally:
+        with suppress(OSError): temp.unlink()
 
 # %% ../nbs/core/04_io.ipynb #c51c7236a
 def _alive(pid: int) -> bool:
