@@ -104,6 +104,7 @@ def _block_product(queries, gallery, step):
 # %% ../nbs/core/13_rank.ipynb #c926c3b7f
 COUNTS = ["pos", "above", "tied", "tie_group", "choice_above", "choice_tied", "choice_size", "topk", "topk_scores"]
 
+# %% ../nbs/core/13_rank.ipynb #ccfc8bf02
 def rank(queries,          # (q, d) vectors; any real dtype
          gallery,          # (g, d) vectors of the candidates
          positives,        # q lists of gallery indices: the right answers
@@ -121,15 +122,13 @@ def rank(queries,          # (q, d) vectors; any real dtype
     order = np.arange(g) if order is None else np.asarray(order)
     negatives, exclude = negatives or [[]] * q, exclude or [[]] * q
     scale = _unit_scale(queries, "query") * _unit_scale(gallery, "gallery").min()
-    rows = []
-    for a in range(0, q, block):
+    def one_block(a):   # a function, so that its similarities are gone before the next block's are made
         some = np.asarray(queries[a:a + block] * scale[a:a + block, None], np.float32)
-        for i, sims in enumerate(_block_product(some, gallery, span), a):
-            row = _Row(queries[i], gallery, scale[i], step)
-            rows.append(row.counts(sims, positives[i], negatives[i], exclude[i], order, topk))
-    return pd.DataFrame(rows, columns=COUNTS)
+        return [_Row(queries[i], gallery, scale[i], step).counts(sims, positives[i], negatives[i], exclude[i], order, topk)
+                for i, sims in enumerate(_block_product(some, gallery, span), a)]
+    return pd.DataFrame([row for a in range(0, q, block) for row in one_block(a)], columns=COUNTS)
 
-# %% ../nbs/core/13_rank.ipynb #cbd1cbb1f
+# %% ../nbs/core/13_rank.ipynb #c9db94a06
 def row_norms(x,        # (n, d) vectors
               step: int = 4096,  # rows converted at once
              ):         # (n,) float64
@@ -144,7 +143,7 @@ def _unit_scale(x, side):
     if len(bad): raise CirkitError(f"{len(bad)} of {len(x)} {side} vectors are zero or not finite, first in row {bad[0]}; embed them again")
     return np.ldexp(1.0, -np.frexp(norms)[1])
 
-# %% ../nbs/core/13_rank.ipynb #c228942e9
+# %% ../nbs/core/13_rank.ipynb #c836ee2c6
 class _Row:
     "One query against the gallery."
     def __init__(self, query, gallery, scale, step): self.query, self.gallery, self.scale, self.step = query, gallery, scale, step
@@ -166,7 +165,7 @@ class _Row:
                     choice_above=choice_above.tolist(), choice_tied=choice_tied.tolist(), choice_size=len(choice),
                     topk=best.tolist(), topk_scores=(best_scores / self.scale).tolist())
 
-# %% ../nbs/core/13_rank.ipynb #c90909a74
+# %% ../nbs/core/13_rank.ipynb #c378d46c3
 def _check_shapes(queries, gallery, positives, negatives, exclude, topk):
     if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
         raise CirkitError(f"query vectors have shape {queries.shape}, gallery vectors {gallery.shape}; "

@@ -59,6 +59,13 @@ def reference_ids(bench: Benchmark,
     return {q.id: tuple(i for image in q.images for i in same.get(posixpath.normpath(image), ())) for q in bench.queries}
 
 # %% ../nbs/core/14_ranktable.ipynb #c97e0b516
+def _places(bench):
+    "Candidate id to gallery index."
+    count = Counter(c.id for c in bench.gallery)
+    twice = [i for i, n in count.items() if n > 1]
+    if twice: raise CirkitError(f"{bench.name}: candidate id {twice[0]!r} occurs {count[twice[0]]} times in the gallery; make ids unique")
+    return {id: i for i, id in enumerate(count)}
+
 def _indices(labels, bench, place, kind):
     "Ids to gallery indices, query by query."
     for q in bench.queries:
@@ -84,8 +91,7 @@ def rank_benchmark(bench: Benchmark,
     qids, cids = [q.id for q in bench.queries], [c.id for c in bench.gallery]
     check_vectors(qvecs, "query", model, qids, _distinct_inputs(bench.queries, modality))
     check_vectors(gvecs, "gallery", model, cids, len({c.image for c in bench.gallery}))
-    place = {c: i for i, c in enumerate(cids)}
-    if len(place) < len(cids): raise CirkitError(f"{bench.name}: candidate id {Counter(cids).most_common(1)[0][0]!r} occurs more than once; make ids unique")
+    place = _places(bench)
     by_id = np.empty(len(cids), np.int64)
     by_id[sorted(range(len(cids)), key=cids.__getitem__)] = np.arange(len(cids))
     pos, neg, out = (_indices(labels, bench, place, kind) for labels, kind in
