@@ -111,7 +111,7 @@ BLOCKS["plant", "ground"] = """pine tree 1F332 8, tree 1F333 8, palm tree 1F334 
 BLOCKS["tool", "table"] = """hammer 1F528 .35, axe 1FA93 .6, saw 1FA9A .5, screwdriver 1FA9B .25, wrench 1F527 .3, pair of scissors 2702 .2,
     key 1F511 .08, padlock 1F512 .1, flashlight 1F526 .2, magnifying glass 1F50D .25, paintbrush 1F58C .25, pencil 270F .2, pickaxe 26CF .9,
     bucket 1FAA3 .35, plunger 1FAA0 .5, toolbox 1F9F0 .5, magnet 1F9F2 .15, fire extinguisher 1F9EF .6, light bulb 1F4A1 .12,
-    toothbrush 1FAA5 .18, basket 1F9FA .5, compass 1F9ED .1, microscope 1F52C .4, bell 1F514 .25,
+    basket 1F9FA .5, compass 1F9ED .1, microscope 1F52C .4, bell 1F514 .25,
     knife 1F52A .3, anchor 2693 1.5, broom 1F9F9 1.3, shovel 1FA8F 1.2, shield 1F6E1 .8,
     hourglass 231B .2, gear 2699 .3, bomb 1F4A3 .25"""
 BLOCKS["belongings", "table"] = """umbrella 2602 1, backpack 1F392 .5, suitcase 1F9F3 .7, briefcase 1F4BC .5, handbag 1F45C .4,
@@ -135,10 +135,10 @@ BLOCKS["clothing", "table"] = """T-shirt 1F455 .7, dress 1F457 1.1, pair of jean
     safety vest 1F9BA .7, sandal 1FA74 .28, tank top 1F3BD .7, blouse 1F45A .7, bow 1F380 .15, army helmet 1FA96 .3, sock 1F9E6 .3,
     ballet shoe 1FA70 .25"""
 BLOCKS["people", "ground"] = """person 1F9CD 1.7, man 1F468 1.2, woman 1F469 1.2, baby 1F476 .8, police officer 1F46E 1.2, construction worker 1F477 1.2,
-    chef 1F9D1-200D-1F373 1.2, astronaut 1F9D1-200D-1F680 1.2, farmer 1F9D1-200D-1F33E 1.2, firefighter 1F9D1-200D-1F692 1.2,
-    painter 1F9D1-200D-1F3A8 1.2, graduate 1F9D1-200D-1F393 1.2, doctor 1F9D1-200D-2695-FE0F 1.2, princess 1F478 1.2, guard 1F482 1.3,
-    Santa Claus 1F385 1.2, wizard 1F9D9 1.2, vampire 1F9DB 1.2, zombie 1F9DF 1.2, ninja 1F977 1.2, superhero 1F9B8 1.2, mermaid 1F9DC 1.5,
-    ghost 1F47B 1.2, alien 1F47D 1.2"""
+    chef 1F9D1-200D-1F373 1.2, astronaut 1F9D1-200D-1F680 1.2, firefighter 1F9D1-200D-1F692 1.2,
+    graduate 1F9D1-200D-1F393 1.2, doctor 1F9D1-200D-2695-FE0F 1.2, guard 1F482 1.3,
+    Santa Claus 1F385 1.2, wizard 1F9D9 1.2, vampire 1F9DB 1.2, zombie 1F9DF 1.2, ninja 1F977 1.2, 
+    alien 1F47D 1.2"""
 
 # %% ../../nbs/world/01_classes.ipynb #cb2a89db9
 PERSON_ACTIONS = {
@@ -169,7 +169,7 @@ def actions_of(name: str,   # class name
 
 # %% ../../nbs/world/01_classes.ipynb #c654ab3ee
 RECOLOR = {"person": ("#61b2e4",), "window": ("#a57939",), "mirror": ("#fcea2b",),
-           "sailboat": ("#d0cfce",), "speedboat": ("#ffffff", "#ea5a47"),
+           "sailboat": ("#d0cfce", "#a57939"), "speedboat": ("#ffffff", "#ea5a47"),
            "ferry": ("#3f3f3f", "#d22f27")}
 FACES_RIGHT = frozenset({"brontosaurus", "bison", "raccoon"})  # all others look to the left
 

@@ -21,10 +21,10 @@ from ..errors import CirkitError, unknown
 from .classes import CLASSES, svg_path
 
 # %% ../../nbs/world/01a_drawings.ipynb #c4709402d
-MASTER = 192   # pixels; the longer side of the cached drawing, larger than any sprite in a 224 px image
+MASTER = 152   # pixels; the longer side of the cached drawing, larger than most sprites in a 224 px image
 
 def raster(svg: str,       # SVG markup
-           px: int = 256,  # width and height of its canvas
+           px: int = 192,  # width and height of its canvas
           ) -> np.ndarray: # (px, px, 4) uint8, straight alpha
     "The pixels of an SVG."
     png = bytes(resvg_py.svg_to_bytes(svg_string=svg, width=px, height=px, skip_system_fonts=True))
@@ -43,8 +43,8 @@ def long_hex(color: str) -> str:
     return color if len(color) == 7 else "#" + "".join(2 * c for c in color[1:])
 
 def fill_areas(svg: str) -> dict[str, int]:
-    "Pixels of each fill of the palette in a drawing, outline not counted."
-    rgba = raster(svg)
+    "Pixels of each fill of the palette in a small drawing, outline not counted."
+    rgba = raster(svg, 72)
     flat = rgba[rgba[..., 3] == 255][:, :3].astype(np.int64) @ (65536, 256, 1)
     colors = {long_hex(c) for c in HEX.findall(svg)} - {"#000000"}
     return {c: n for c in sorted(colors) if (n := int((flat == int(c[1:], 16)).sum()))}
@@ -69,7 +69,7 @@ def main_fills(svg: str,            # SVG markup
 # %% ../../nbs/world/01a_drawings.ipynb #c31426f2e
 def paint_mask(svg: str,         # SVG markup
                fills,            # long hex colours that take paint
-              ) -> np.ndarray:   # (256, 256) uint8, 255 where paint goes
+              ) -> np.ndarray:   # (192, 192) uint8, 255 where paint goes
     "Where a drawing takes paint."
     swap = lambda m: "#ffffff" if long_hex(m.group()) in fills else "#000000"
     rgba = raster(HEX.sub(swap, svg)).astype(np.uint16)
@@ -128,8 +128,8 @@ def _sleeping(rgba, paint, sign):
 
 def _singing(rgba, paint, sign):
     n = max(paint.shape)
-    rgba, paint = _room(rgba, paint, top=.3)
-    mark = _mark("1F3B6", int(.5 * n))
+    rgba, paint = _room(rgba, paint, top=.46)
+    mark = _mark("1F3B6", int(.44 * n))
     return _over(rgba, paint, mark, 0, 0 if sign > 0 else paint.shape[1] - mark.shape[1])
 
 def _crying(rgba, paint, sign):
@@ -178,7 +178,7 @@ def _fit(array, longest):
 
 @lru_cache(maxsize=1024)
 def extent(cls: str,  # class name
-          ) -> int:   # pixels of its plain drawing's longer side on the (256, 256) canvas
+          ) -> int:   # pixels of its plain drawing's longer side on the (192, 192) canvas
     "The scale of a class: all its actions are drawn at that of its plain drawing, so that no action shrinks it."
     rgba = raster(svg_path(CLASSES[cls].codepoint).read_text())
     return max(tight(rgba, rgba[..., 3])[1].shape)
@@ -196,8 +196,9 @@ def layers(cls: str,                  # class name
     if cls == "person": svg = dressed(svg)
     fills = c.recolor or main_fills(svg, skip=SKIN if c.group == "people" else ())
     out = tight(raster(svg), paint_mask(svg, fills))
+    whole = max(out[1].shape) if code.startswith("@") or action is None else extent(cls)
     if code.startswith("@"): out = TRANSFORMS[code](*out, 1 if c.faces == "left" else -1)
-    out = tuple(_fit(np.ascontiguousarray(a), round(max(a.shape) * MASTER / extent(cls))) for a in out)
+    out = tuple(_fit(np.ascontiguousarray(a), round(max(a.shape[:2]) * MASTER / whole)) for a in out)
     for a in out: a.setflags(write=False)
     return out
 

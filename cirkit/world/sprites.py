@@ -33,6 +33,7 @@ class Plain:
     shade: np.ndarray   # (h, w) float32 near 1
     mean: np.ndarray    # (3,) float32, mean colour of the paintable part
     grain: int          # size at which tiles are laid, pixels: less than px for a thin thing
+    body: np.ndarray | None = None   # (h, w) float32: on a plate, the part that stays free of pattern
 
 def _plain(rgba: np.ndarray, paint: np.ndarray, px: int) -> Plain:
     "Work arrays from the layers at final size."
@@ -44,8 +45,9 @@ def _plain(rgba: np.ndarray, paint: np.ndarray, px: int) -> Plain:
 def _resize(rgba, paint, width, height):
     "Both layers at a size, colours weighted by alpha."
     size = (max(2, width), max(2, height))
-    small = Image.fromarray(rgba).convert("RGBa").resize(size, Image.Resampling.BOX).convert("RGBA")
-    return np.asarray(small), np.asarray(Image.fromarray(paint).resize(size, Image.Resampling.BOX))
+    how = Image.Resampling.BOX if height <= paint.shape[0] and width <= paint.shape[1] else Image.Resampling.BICUBIC
+    small = Image.fromarray(rgba).convert("RGBa").resize(size, how).convert("RGBA")
+    return np.asarray(small), np.asarray(Image.fromarray(paint).resize(size, how))
 
 # %% ../../nbs/world/02_sprites.ipynb #c9fd09186
 STRETCH = {"tall": (.62, 1.5), "flat": (1.45, .52)}   # width, height
@@ -91,8 +93,8 @@ def _biscuit(pack, name, action, px, shape) -> Plain:
     ground = np.minimum(255, thing.mean * .55 + 115)
     rgb = rgb * (alpha * plate)[..., None] + ground * ((1 - alpha) * plate)[..., None]
     shade, _ = shade_of(rgb, np.maximum(paint, 1e-3) * plate)
-    shade = np.where(alpha > .5, shade, 1.22)
-    return Plain(rgb, outer, (paint + (1 - alpha)) * plate, shade, thing.mean, px)
+    shade = np.where(alpha > .5, .9 * shade, 1.22)
+    return Plain(rgb, outer, (paint + (1 - alpha)) * plate, shade, thing.mean, px, alpha)
 
 @lru_cache(maxsize=4096)
 def plain(pack: SpritePack, name: str, action: str | None, px: int, shape: str | None = None) -> Plain:
@@ -125,6 +127,9 @@ def _sprite(pack, cls, action, color, material, pattern, shape, px):
         if value is not None and value not in known: raise unknown(kind, value, known)
     p = plain(pack, cls, action, px, shape)
     rgb, opacity = surface(p.rgb, p.shade, p.mean, p.grain, color, material, pattern)
+    if p.body is not None and pattern:
+        bare, _ = surface(p.rgb, p.shade, p.mean, p.grain, color, material)
+        rgb += p.body[..., None] * (bare - rgb)
     weight = p.paint[..., None]
     rgb = p.rgb + weight * (rgb - p.rgb)
     if color == "black" and material is None: rgb += ((1 - p.paint) * np.clip(1 - p.rgb.max(-1) / 80, 0, 1))[..., None] * 78

@@ -95,7 +95,7 @@ def _striped(): return ((U + V) / .24) % 1 < .5
 
 def _dotted():
     x, y = _cell(.2, .5)
-    return np.hypot(x, y) < .33
+    return np.hypot(x, y) < .37
 
 def _checkered(): return (np.floor(U / .14) + np.floor(V / .14)) % 2
 
@@ -115,12 +115,12 @@ def _starry():
     x, y = _cell(.28, .5)
     corner = np.abs((np.arctan2(x, -y) / (2 * np.pi / 5) + .5) % 1 - .5) * 2   # 0 at a tip, 1 between two tips
     edge = np.hypot(x, y) / (1 - .6 * np.sqrt(corner))
-    return np.dstack([edge < .56, edge < .41])   # dark rim, star
+    return np.dstack([edge < .6, edge < .46])   # dark rim, star
 
 def _floral():
     x, y = _cell(.3, .5)
     radius, angle = np.hypot(x, y), np.arctan2(y, x)
-    return np.dstack([radius < .29 + .13 * np.cos(5 * angle), radius < .13])   # petals, heart
+    return np.dstack([radius < .33 + .14 * np.cos(5 * angle), radius < .15])   # petals, heart
 
 def _camouflage():
     a, b, c = _noise(11, 11), _noise(12, 9), _noise(13, 7)
@@ -172,20 +172,22 @@ def contrast(rgb: np.ndarray,  # (3,) colour
     return np.float32((24, 28, 60) if rgb @ LUMA > 118 else (252, 248, 232))
 
 # %% ../../nbs/world/01b_surfaces.ipynb #c0e67b0a7
+def _stained(rgb, name, color):
+    "A tile's colours drawn towards a named colour, its light and dark kept."
+    light = rgb @ LUMA / float(_tile_mean(name) @ LUMA)
+    return .3 * rgb + .7 * color * light[..., None]
+
 def _material(rgb, shade, px, material, color):
     "Colours of a material; an explicit colour stains it."
     h, w = shade.shape
     out = tile(material, px)[:h, :w].astype(np.float32)
-    if color is not None:
-        light = out @ LUMA / float(_tile_mean(material) @ LUMA)
-        out = .35 * out + .65 * np.float32(color) * light[..., None]
-    return out * shade[..., None]
+    return (out if color is None else _stained(out, material, color)) * shade[..., None]
 
-def _pattern(rgb, mean, px, pattern):
+def _pattern(rgb, mean, px, pattern, color):
     "Colours with a pattern laid over them."
     h, w = rgb.shape[:2]
     t = tile(pattern, px)[:h, :w].astype(np.float32)
-    if pattern == "camouflage": return t
+    if pattern == "camouflage": return t if color is None else _stained(t, pattern, color)
     t /= 255
     second = contrast(mean)
     if pattern == "starry": second = np.float32((26, 30, 92))
@@ -206,5 +208,5 @@ def surface(rgb: np.ndarray,    # (h, w, 3) float32, the plain picture
     elif color: rgb = paint * shade[..., None]
     if material: mean = _tile_mean(material) if color is None else paint
     elif color: mean = paint
-    if pattern: rgb = _pattern(rgb, mean, px, pattern)
+    if pattern: rgb = _pattern(rgb, mean, px, pattern, paint)
     return rgb, OPACITY.get(material, 1.)
