@@ -58,7 +58,7 @@ _KINDS = {
     "mountain": outdoors.mountain, "snow field": outdoors.snow_field, "farm": outdoors.farm, "lake": outdoors.lake,
     "harbor": outdoors.harbor, "night sky": outdoors.night_sky}
 
-
+# %% ../../nbs/world/03_backgrounds.ipynb #cf62c9bfb
 @lru_cache(maxsize=64)
 def backdrop(
     name: str,                       # a key of `BACKGROUNDS`
@@ -83,7 +83,7 @@ def backdrop(
         part.setflags(write=False)
     return Backdrop(*parts, horizon)
 
-# %% ../../nbs/world/03_backgrounds.ipynb #cf62c9bfb
+# %% ../../nbs/world/03_backgrounds.ipynb #cad6d139b
 @lru_cache(maxsize=4)
 def _grain():
     "A (1024, 1024) uint8 field of smooth noise around 246, which multiplies a picture to take away its flatness."
@@ -102,7 +102,7 @@ def _grain_for(side):
     times = -(-side // 1024)
     return np.tile(field, (times, times)) if times > 1 else field
 
-
+# %% ../../nbs/world/03_backgrounds.ipynb #c1a508c4c
 @lru_cache(maxsize=8)
 def _halo(radius):
     "A round glow, (2r, 2r) uint8."
@@ -127,7 +127,7 @@ def _lamp_light(lamps, size):
             draw.rectangle([x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)], fill=255)
     return np.array(large), glow
 
-
+# %% ../../nbs/world/03_backgrounds.ipynb #cb78d40ba
 def background(
     name: str,                       # a key of `BACKGROUNDS`
     seed: int,                       # which place of that kind

@@ -54,7 +54,7 @@ class Frame:
     ground: np.ndarray    # uint8, 255 where snow could lie and rain could wet
     lights: np.ndarray    # uint8, light of lamps in the dark
 
-
+# %% ../../nbs/world/03b_camera.ipynb #c3846a845
 class Camera:
     "A viewpoint at a size."
 
@@ -90,12 +90,12 @@ class Camera:
     def warp_ids(self, ids: np.ndarray) -> np.ndarray:    # (c, c) any dtype -> (size, size), the value at each centre
         return ids.reshape(-1).take(_indices(self.viewpoint, self.size)[0]).reshape(self.size, self.size)
 
-# %% ../../nbs/world/03b_camera.ipynb #cf83755e9
+# %% ../../nbs/world/03b_camera.ipynb #c95dfdc62
 def _mean(a, b):
     "Mean of four bytes at once, rounded down."
     return (a & b) + (((a ^ b) & np.uint32(0xFEFEFEFE)) >> np.uint32(1))
 
-
+# %% ../../nbs/world/03b_camera.ipynb #c632793ac
 @lru_cache(maxsize=32)
 def _indices(viewpoint, size):
     "Flat canvas indices, five of (size * size) int32: at the centre of each pixel, and at four points around it."
@@ -117,7 +117,7 @@ def _homography(corners):
         right += [u, v]
     return np.append(np.linalg.solve(rows, right), 1).reshape(3, 3)
 
-
+# %% ../../nbs/world/03b_camera.ipynb #c21ab4421
 @lru_cache(maxsize=32)
 def _zoomed(background, seed, size, zoom):
     "A place seen through a long lens: its middle, enlarged and out of focus."
@@ -126,7 +126,8 @@ def _zoomed(background, seed, size, zoom):
     x0, y0 = side / 2 * (1 - 1 / zoom), centre * (1 - 1 / zoom)
     parts = []
     for part in (place.image, place.sky, place.ground, place.lights, place.glow):
-        large = Image.fromarray(part).resize((side, side), Image.BILINEAR, box=(x0, y0, x0 + side / zoom, y0 + side / zoom))
+        large = Image.fromarray(part).resize((side, side), Image.BILINEAR, box=(x0, y0, x0 + side / zoom,
+            y0 + side / zoom))
         parts.append(np.asarray(large.filter(ImageFilter.GaussianBlur(size / 90))))
     return Backdrop(*parts, place.horizon)
 

@@ -101,7 +101,7 @@ def ground(pen, color, far=None):
         pen.rect(-0.3, y, 1.3, 1.3, tuple(int(a * t + b * (1 - t)) for a, b in zip(color, far)))
     pen.field.rectangle([(0, (pen.h + MARGIN) * pen.size), (9999, 9999)], fill=255)
 
-
+# %% ../../nbs/world/02b_canvas.ipynb #c55117636
 def tree(pen, x, base, height, leaf, trunk=(112, 84, 62), pine=False):
     "A broad tree or a pine that stands at (x, base)."
     w = height * 0.3
@@ -114,7 +114,7 @@ def tree(pen, x, base, height, leaf, trunk=(112, 84, 62), pine=False):
     for dx, dy, r, f in ((-0.5, 0.55, 0.62, 0.92), (0.5, 0.52, 0.62, 0.9), (0, 0.68, 0.85, 1), (-0.2, 0.82, 0.5, 1.1)):
         pen.oval(x + dx * w, base - dy * height, r * w, r * w * 0.95, shade(leaf, f))
 
-
+# %% ../../nbs/world/02b_canvas.ipynb #c666d1141
 def tower(pen, x0, x1, top, base, color, lit=0.5, cell=0.035):
     "A building with rows of windows, some of which are lit after dark."
     pen.rect(x0, top, x1, base, color)
@@ -128,7 +128,7 @@ def tower(pen, x0, x1, top, base, color, lit=0.5, cell=0.035):
             if on[j, i]:
                 pen.lamps.append(("pane", x, y, x + sx * 0.5, y + sy * 0.55))
 
-
+# %% ../../nbs/world/02b_canvas.ipynb #c99d2549b
 def lantern(pen, x, base, height):
     "A street lamp: a pole, a head, and a light that the night switches on."
     pen.rect(x - 0.006, base - height, x + 0.006, base, (92, 96, 104))

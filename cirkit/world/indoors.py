@@ -24,7 +24,7 @@ def room(pen, wall, floor, plank=True):
     x = r.uniform(0.35, 0.65)
     pen.lamps += [("glow", x, h - 0.62, 0.75), ("glow", x, h + 0.2, 0.75)]    # a ceiling lamp and its pool on the floor
 
-
+# %% ../../nbs/world/02c_indoors.ipynb #ceca03a8b
 def window(pen, x0, x1, y0, y1, frame=(244, 242, 238), bars=2, view=None):
     "A window: a hole that shows the sky, a strip of garden, a frame."
     pen.rect(x0 - 0.018, y0 - 0.018, x1 + 0.018, y1 + 0.018, frame)
@@ -37,7 +37,7 @@ def window(pen, x0, x1, y0, y1, frame=(244, 242, 238), bars=2, view=None):
     pen.rect(x0, (y0 * 0.6 + y1 * 0.4) - 0.006, x1, (y0 * 0.6 + y1 * 0.4) + 0.006, frame)
     pen.rect(x0 - 0.03, y1 + 0.012, x1 + 0.03, y1 + 0.032, shade(frame, 0.88))
 
-
+# %% ../../nbs/world/02c_indoors.ipynb #cdd04b857
 def box(pen, x0, x1, top, base, color, doors=0):
     "A piece of furniture seen from the front, with doors or drawers."
     pen.rect(x0, top, x1, base, color)
@@ -47,7 +47,7 @@ def box(pen, x0, x1, top, base, color, doors=0):
         pen.rect(x0 + i * w + 0.008, top + 0.026, x0 + (i + 1) * w - 0.008, base - 0.014, shade(color, 0.9))
         pen.oval(x0 + (i + 0.85) * w, (top + base) / 2, 0.006, 0.006, shade(color, 0.6))
 
-# %% ../../nbs/world/02c_indoors.ipynb #ceca03a8b
+# %% ../../nbs/world/02c_indoors.ipynb #c19b6d43c
 def living_room(pen):
     r, h = pen.rng, pen.h
     room(pen, pick(r, [(226, 208, 178), (186, 208, 206), (214, 186, 172), (196, 202, 172), (206, 196, 216)]),
@@ -70,9 +70,10 @@ def living_room(pen):
         pen.rect(x - 0.03, h - 0.09, x + 0.03, h + 0.08, shade(sofa, 0.9))
     x0, x1 = at(0.06, 0.06 + r.uniform(0.16, 0.3))
     pen.rect(x0, h - 0.50 * pen.up, x1, h - 0.28 * pen.up, (120, 96, 72))
-    pen.rect(x0 + 0.015, h - 0.50 * pen.up + 0.015, x1 - 0.015, h - 0.28 * pen.up - 0.015, pick(r, [(214, 206, 186), (150, 176, 186)]))
+    pen.rect(x0 + 0.015, h - 0.50 * pen.up + 0.015, x1 - 0.015, h - 0.28 * pen.up - 0.015, pick(r, [(214, 206, 186),
+        (150, 176, 186)]))
 
-# %% ../../nbs/world/02c_indoors.ipynb #cdf74d093
+# %% ../../nbs/world/02c_indoors.ipynb #cd49b32df
 def bedroom(pen):
     r, h, up = pen.rng, pen.h, pen.up
     wall = pick(r, [(206, 196, 222), (190, 208, 226), (226, 202, 200), (200, 216, 196), (220, 212, 190)])
@@ -81,7 +82,8 @@ def bedroom(pen):
         pen.rect(x, -0.3, x + 0.02, h - 0.025, shade(wall, 0.96))
     flip = r.random() < 0.5
     at = lambda x0, x1: (1 - x1, 1 - x0) if flip else (x0, x1)
-    wood, quilt = pick(r, [(150, 112, 80), (112, 88, 76), (206, 186, 160)]), pick(r, [(120, 146, 190), (190, 120, 132), (120, 160, 140), (150, 130, 176)])
+    wood, quilt = pick(r, [(150, 112, 80), (112, 88, 76), (206, 186, 160)]), pick(r, [(120, 146, 190), (190, 120,
+        132), (120, 160, 140), (150, 130, 176)])
     x0, x1 = at(-0.12, 0.50)
     pen.rect(x0, h - 0.22 * up, x1, h + 0.06, wood)
     pen.rect(x0 + 0.02, h - 0.08, x1 - 0.02, h + 0.18, quilt)
@@ -93,14 +95,15 @@ def bedroom(pen):
     box(pen, x0, x1, h - 0.10, h + 0.04, wood, 1)
     x = (x0 + x1) / 2
     pen.rect(x - 0.005, h - 0.17, x + 0.005, h - 0.1, (120, 110, 100))
-    pen.poly([(x - 0.03, h - 0.24), (x + 0.03, h - 0.24), (x + 0.055, h - 0.16), (x - 0.055, h - 0.16)], (240, 226, 190))
+    pen.poly([(x - 0.03, h - 0.24), (x + 0.03, h - 0.24), (x + 0.055, h - 0.16), (x - 0.055, h - 0.16)], (240, 226,
+        190))
     pen.lamps.append(("glow", x, h - 0.19, 0.3))
     x0, x1 = at(0.70, 0.98 + r.uniform(0, 0.1))
     window(pen, x0, x1, h - 0.50 * up, h - 0.15)
     x0, x1 = at(0.20, 0.42)
     pen.rect(x0, h - 0.48 * up, x1, h - 0.31 * up, pick(r, [(232, 228, 214), (180, 190, 200), (214, 180, 150)]))
 
-# %% ../../nbs/world/02c_indoors.ipynb #cdd04b857
+# %% ../../nbs/world/02c_indoors.ipynb #c27a4ea4b
 def kitchen(pen):
     r, h, up = pen.rng, pen.h, pen.up
     wall = pick(r, [(222, 230, 226), (232, 224, 204), (204, 222, 232), (230, 214, 208)], 6)
@@ -126,7 +129,7 @@ def kitchen(pen):
     pen.rect(x - 0.01, h - 0.62 * up, x + 0.21, h - 0.52 * up, (186, 190, 196))
     pen.rect(0.55, h - 0.29, 0.563, h - 0.21, (160, 166, 174))
 
-
+# %% ../../nbs/world/02c_indoors.ipynb #cdb8171f1
 def _checker(pen, dark):
     "Dark tiles of a chequered floor, in perspective."
     h = pen.h
@@ -139,7 +142,7 @@ def _checker(pen, dark):
                 pen.poly([(spread(a, ys[j]), ys[j]), (spread(b, ys[j]), ys[j]),
                           (spread(b, ys[j + 1]), ys[j + 1]), (spread(a, ys[j + 1]), ys[j + 1])], dark)
 
-# %% ../../nbs/world/02c_indoors.ipynb #cf00329ef
+# %% ../../nbs/world/02c_indoors.ipynb #caed5353d
 def classroom(pen):
     r, h, up = pen.rng, pen.h, pen.up
     room(pen, pick(r, [(232, 220, 188), (206, 220, 214), (220, 212, 224), (226, 206, 190)]),
@@ -168,7 +171,7 @@ def classroom(pen):
             for dx in (-0.1, 0.1):
                 pen.rect(x + dx * s - 0.007, y - 0.03 * s, x + dx * s + 0.007, y + 0.075 * s, (128, 132, 138))
 
-# %% ../../nbs/world/02c_indoors.ipynb #c19b6d43c
+# %% ../../nbs/world/02c_indoors.ipynb #c6a400100
 def office(pen):
     r, h, up = pen.rng, pen.h, pen.up
     room(pen, pick(r, [(206, 212, 220), (220, 216, 208), (190, 204, 208), (214, 206, 214)], 6),
@@ -178,7 +181,8 @@ def office(pen):
     window(pen, x0, x1, y0, y1, frame=(150, 158, 168), bars=3, view=(176, 186, 198))
     for x in np.arange(x0, x1 - 0.05, 0.075):
         top = y1 - (y1 - y0) * r.uniform(0.15, 0.6)
-        tower(pen, x, x + r.uniform(0.05, 0.075), top, y1, pick(r, [(160, 172, 188), (176, 184, 194), (146, 158, 178)]), cell=0.02)
+        tower(pen, x, x + r.uniform(0.05, 0.075), top, y1, pick(r, [(160, 172, 188), (176, 184, 194), (146, 158,
+            178)]), cell=0.02)
     for i in range(6):
         pen.rect(x0, y0 + i * 0.02, x1, y0 + i * 0.02 + 0.011, (232, 234, 236))
     far = 0.66 if x0 < 0 else -0.05

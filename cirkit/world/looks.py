@@ -29,7 +29,7 @@ class Hour:
     sun: tuple | None = None    # x, y, radius (frame units), colour of the disc
     halo: float = 0.0           # radius of the glow around it
     stars: int = 0              # for a frame of any size
-    lamps: bool = False         # whether lamps are on
+    lamps: float = 0            # how strongly lamps light things
     beam: tuple | None = None   # colour of low light that falls in from the sun's side
 
 
@@ -42,9 +42,9 @@ HOURS = {
     "sunset": Hour(((92, 72, 140), (206, 96, 96), (248, 140, 56), (255, 204, 92)), (1.04, .78, .60), .05, (12, 0, 0),
                    (.76, .47, .085, (255, 236, 150)), .5, beam=(255, 130, 40)),
     "dusk": Hour(((36, 34, 92), (84, 58, 130), (158, 88, 146), (214, 130, 140)), (.54, .44, .66), .1, (12, 6, 26),
-                 (.30, .14, .03, (240, 236, 230)), .10, 30, True),
+                 (.30, .14, .03, (240, 236, 230)), .10, 30, 1.0),
     "night": Hour(((6, 10, 32), (12, 20, 54), (26, 38, 82)), (.46, .42, .56), .1, (4, 10, 26),
-                  (.76, .15, .06, (246, 244, 226)), .20, 150, True)}
+                  (.76, .15, .06, (246, 244, 226)), .20, 150, 2.0)}
 
 # %% ../../nbs/world/04_looks.ipynb #c1ae56fa5
 @lru_cache(maxsize=64)
@@ -64,11 +64,12 @@ def sky_of(
     glow = np.clip(1 - (far - r) / hour.halo, 0, 1) ** 2 * 0.75
     rgb += (np.array(color) - rgb) * np.maximum(glow, far < r)
     if time == "dusk":    # a crescent: the dark part hides most of the disc
-        dark = np.hypot(*np.meshgrid((np.arange(k) + .5) / k - x - r * .5, (np.arange(k) + .5) / k - y + r * .3)) < r * .9
+        dark = np.hypot(*np.meshgrid((np.arange(k) + .5) / k - x - r * .5,
+                                     (np.arange(k) + .5) / k - y + r * .3)) < r * .9
         rgb[dark] = rgb[int((y - r * 1.5) * k), int(x * k)] * 0.95
     return Image.fromarray(rgb.clip(0, 255).astype(np.uint8)).reduce(2)
 
-
+# %% ../../nbs/world/04_looks.ipynb #cc6cefe07
 @lru_cache(maxsize=16)
 def _matrix(gain, gray, lift):
     "The twelve numbers of a PIL colour matrix."
@@ -88,9 +89,8 @@ def _beam(left, size):
         side += 60 * np.clip(np.minimum(u - a, b - u) * 25, 0, 1) * np.clip(1.2 - x, 0, 1)
     return Image.fromarray(np.clip(side, 0, 170).astype(np.uint8))
 
-# %% ../../nbs/world/04_looks.ipynb #cadf293c1
-_REVEAL = [min(255, v * 2) for v in range(256)]                       # a lamp's glow shows what it falls on
-_BLOOM = [int(max(0, v - 130) * 1.6) for v in range(256)]             # its middle, and lit panes, dazzle
+# %% ../../nbs/world/04_looks.ipynb #c4fa34914
+_BLOOM = [int(max(0, v - 130) * 1.6) for v in range(256)]    # the middle of a lamp, and lit panes, dazzle
 
 
 def apply_time(
@@ -107,13 +107,14 @@ def apply_time(
         out.paste(hour.beam, (0, 0), _beam(hour.sun[0] < 0.5, size))
     if hour.lamps and lights is not None:
         light = Image.fromarray(lights)
-        out.paste(day.convert("RGB", _matrix((1, .88, .66), 0, (0, 0, 0))), (0, 0), light.point(_REVEAL))
+        out.paste(day.convert("RGB", _matrix((1, .88, .66), 0, (0, 0, 0))), (0, 0),
+                  light.point(lambda v: v * hour.lamps))
         out.paste((255, 216, 140), (0, 0), light.point(_BLOOM))
     if sky is not None:
         out.paste(sky_of(time, size), (0, 0), Image.fromarray(sky))
     return np.asarray(out)
 
-# %% ../../nbs/world/04_looks.ipynb #c4fa34914
+# %% ../../nbs/world/04_looks.ipynb #c38384ab9
 @dataclass(frozen=True)
 class Air:
     "What a weather does."
@@ -133,7 +134,7 @@ AIRS = {
 DIM = {"noon": 1.0, "morning": 1.0, "dawn": .88, "sunset": .8, "dusk": .5, "night": .3}    # clouds' share of daylight
 VARIANTS = 4    # different clouds, drops and flakes; a seed picks one
 
-
+# %% ../../nbs/world/04_looks.ipynb #c70f82ab9
 @lru_cache(maxsize=128)
 def _clouds(weather, time, size, variant):
     "The covered sky, RGB, in the colours of the time."
@@ -147,21 +148,23 @@ def _clouds(weather, time, size, variant):
         rgb = _lightning(rgb, variant)
     return Image.fromarray(rgb.clip(0, 255).astype(np.uint8))
 
-
+# %% ../../nbs/world/04_looks.ipynb #c0f4c4692
 def _lightning(rgb, variant):
     "A forked bolt and its glow."
     size, rng = len(rgb), np.random.default_rng(item_seed("bolt", variant))
     bolt = Image.new("L", (size, size))
     draw, x = ImageDraw.Draw(bolt), (0.22, 0.4, 0.62, 0.8)[variant % 4]
-    path = [((x + rng.uniform(-.05, .05) + (.03 if i % 2 else -.03)) * size, y * size) for i, y in enumerate(np.linspace(-.02, .6, 9))]
+    path = [((x + rng.uniform(-.05, .05) + (.03 if i % 2 else -.03)) * size, y * size) for i,
+            y in enumerate(np.linspace(-.02, .6, 9))]
     draw.line(path, fill=255, width=max(2, size // 70), joint="curve")
     for i in (3, 5):
-        fork = [path[i], (path[i][0] + size * .06, path[i][1] + size * .07), (path[i][0] + size * .08, path[i][1] + size * .16)]
+        fork = [path[i], (path[i][0] + size * .06, path[i][1] + size * .07), (path[i][0] + size * .08,
+            path[i][1] + size * .16)]
         draw.line(fork, fill=255, width=max(1, size // 120))
     glow = np.asarray(bolt.filter(ImageFilter.GaussianBlur(size / 22)), np.float32)[..., None] * 2.2
     return np.maximum(rgb + glow * [.8, .8, 1], np.asarray(bolt)[..., None] * [1, 1, .92])
 
-# %% ../../nbs/world/04_looks.ipynb #c63a7ee20
+# %% ../../nbs/world/04_looks.ipynb #ca5daa61a
 @lru_cache(maxsize=64)
 def _falling(weather, size, variant):
     "What falls, as (size, size) L: streaks of rain or flakes of snow."
@@ -174,7 +177,8 @@ def _falling(weather, size, variant):
             r = (0.003 + 0.008 * s ** 3) * k
             draw.ellipse([x * k - r, y * k - r, x * k + r, y * k + r], fill=int(200 + 55 * s))
         else:
-            draw.line([(x * k, y * k), ((x + .09 * s * slant) * k, (y + .09 * s) * k)], fill=int(90 + 90 * s), width=round(.006 * k))
+            draw.line([(x * k, y * k), ((x + .09 * s * slant) * k, (y + .09 * s) * k)], fill=int(90 + 90 * s),
+                      width=round(.006 * k))
     return layer.reduce(2)
 
 
@@ -186,7 +190,7 @@ def _soil(weather, size, variant):
     flat = np.asarray(Image.fromarray(noise(size, variant + 9, 5, 4)[:size // 4]).resize((size, size), Image.BICUBIC))
     return (60 + 120 * np.clip((flat - 0.52) * 9, 0, 1)).astype(np.uint8)
 
-
+# %% ../../nbs/world/04_looks.ipynb #cffdea148
 @lru_cache(maxsize=16)
 def _fog(size, variant):
     "How much fog hides, (size, size) L: most at the horizon and above, least near the feet of the nearest things."
@@ -194,11 +198,11 @@ def _fog(size, variant):
     hidden = np.interp(y, [0, .5, .7, 1], [175, 180, 150, 90]) + 40 * (noise(size, variant, 3, 3) - 0.5)
     return Image.fromarray(hidden.clip(0, 235).astype(np.uint8))
 
-# %% ../../nbs/world/04_looks.ipynb #c38384ab9
+# %% ../../nbs/world/04_looks.ipynb #caa381a8d
 _GROUND = {"snowy": (246, 249, 253), "rainy": (150, 170, 192), "stormy": (112, 126, 150)}
 _FALL = {"snowy": (255, 255, 255), "rainy": (206, 218, 232), "stormy": (176, 190, 214)}
 
-
+# %% ../../nbs/world/04_looks.ipynb #c3a06345e
 def apply_weather(
     img: np.ndarray,                    # (h, h, 3) uint8 frame, its time already applied
     weather: str,                       # a key of `WEATHERS`

@@ -21,12 +21,14 @@ def street(pen):
     x = -0.3
     while x < 1.3:
         w, tall = r.uniform(0.16, 0.30), r.uniform(0.28, 0.62) * up
-        color = pick(r, [(196, 150, 128), (208, 188, 156), (166, 176, 186), (186, 166, 170), (170, 184, 168), (214, 204, 190)])
+        color = pick(r, [(196, 150, 128), (208, 188, 156), (166, 176, 186), (186, 166, 170), (170, 184, 168), (214,
+            204, 190)])
         tower(pen, x, x + w, h - tall, h, color, cell=0.05)
         pen.rect(x, h - 0.09, x + w, h, shade(color, 0.82))
         pen.rect(x + w * 0.15, h - 0.075, x + w * 0.6, h - 0.01, shade(color, 0.6))
         pen.lamps.append(("pane", x + w * 0.15, h - 0.075, x + w * 0.6, h - 0.01))
-        pen.poly([(x + w * 0.1, h - 0.09), (x + w * 0.65, h - 0.09), (x + w * 0.7, h - 0.065), (x + w * 0.05, h - 0.065)],
+        pen.poly([(x + w * 0.1, h - 0.09), (x + w * 0.65, h - 0.09), (x + w * 0.7, h - 0.065), (x + w * 0.05,
+            h - 0.065)],
                  pick(r, [(176, 84, 80), (84, 128, 112), (90, 110, 150), (206, 170, 90)]))
         x += w + (r.uniform(0.02, 0.08) if r.random() < 0.3 else 0)
     ground(pen, (186, 182, 176), (198, 194, 188))
@@ -35,15 +37,17 @@ def street(pen):
     pen.rect(-0.3, h + d * 0.26, 1.3, 1.3, (116, 118, 124))
     shift = r.uniform(0, 0.3)
     for x in np.arange(-0.5, 1.4, 0.3) + shift:
-        pen.poly([(x, h + d * 0.62), (x + 0.17, h + d * 0.62), (x + 0.16, h + d * 0.67), (x - 0.03, h + d * 0.67)], (236, 232, 214))
+        pen.poly([(x, h + d * 0.62), (x + 0.17, h + d * 0.62), (x + 0.16, h + d * 0.67), (x - 0.03, h + d * 0.67)],
+                 (236, 232, 214))
     for x in np.arange(-0.2, 1.3, 0.48) + r.uniform(-0.1, 0.1):
         lantern(pen, x, h + d * 0.2, 0.34 * up)
 
-
+# %% ../../nbs/world/02d_outdoors.ipynb #c5db7533f
 def city_park(pen):
     r, h, up = pen.rng, pen.h, pen.up
     for x in np.arange(-0.3, 1.3, 0.13):
-        tower(pen, x, x + r.uniform(0.08, 0.13), h - r.uniform(0.12, 0.40) * up, h, pick(r, [(190, 198, 208), (202, 200, 204), (178, 190, 204)], 6), cell=0.03)
+        tower(pen, x, x + r.uniform(0.08, 0.13), h - r.uniform(0.12, 0.40) * up, h, pick(r, [(190, 198, 208), (202,
+            200, 204), (178, 190, 204)], 6), cell=0.03)
     leaf = pick(r, [(96, 150, 84), (120, 160, 80), (84, 140, 100), (170, 150, 70), (190, 130, 70)])
     for x in np.arange(-0.3, 1.35, 0.1):
         pen.oval(x + r.uniform(-0.03, 0.03), h - 0.02, 0.09, r.uniform(0.06, 0.12) * up, shade(leaf, r.uniform(0.8, 1)))
@@ -52,7 +56,8 @@ def city_park(pen):
     t = np.linspace(0, 1, 20)
     mid = a + (b - a) * t + 0.12 * np.sin(3 * t) * (1 if a < b else -1)
     half = 0.015 + 0.24 * t ** 1.4
-    pen.poly([*zip(mid - half, h + w * t ** 1.5), *zip((mid + half)[::-1], (h + w * t ** 1.5)[::-1])], pick(r, [(222, 206, 170), (206, 200, 190)]))
+    pen.poly([*zip(mid - half, h + w * t ** 1.5), *zip((mid + half)[::-1], (h + w * t ** 1.5)[::-1])], pick(r,
+        [(222, 206, 170), (206, 200, 190)]))
     for x, s in ((r.uniform(-0.2, 0.12), 0.55), (r.uniform(0.88, 1.2), 0.62), (r.uniform(0.2, 0.8), 0.36)):
         tree(pen, x, h + 0.03 + 0.05 * s, s * up, shade(leaf, r.uniform(0.9, 1.1)))
     x = r.uniform(0.2, 0.7)
@@ -62,7 +67,7 @@ def city_park(pen):
         pen.rect(x + dx, h - 0.02, x + dx + 0.012, h + 0.09, (90, 92, 96))
     lantern(pen, (x + 0.45) % 1, h + 0.06, 0.36 * up)
 
-# %% ../../nbs/world/02d_outdoors.ipynb #c42a6c287
+# %% ../../nbs/world/02d_outdoors.ipynb #c75add05e
 def water(pen, y0, y1, color):
     "A sheet of water with lines of light; snow does not lie on it."
     pen.rect(-0.3, y0, 1.3, y1, color)
@@ -72,49 +77,57 @@ def water(pen, y0, y1, color):
         pen.rect(x, y, x + w, y + 0.003 + 0.004 * t, shade(color, 1.14))
     pen.field.rectangle(pen.at([(-0.3, y0), (1.3, y1)], pen.size), fill=0)
 
-
+# %% ../../nbs/world/02d_outdoors.ipynb #c39afff76
 def harbor(pen):
-    r, h, up = pen.rng, pen.h, pen.up
+    r, h = pen.rng, pen.h
     d = 1 - h
-    x = -0.3
-    while x < 1.3:
-        w = r.uniform(0.16, 0.3)
-        color = pick(r, [(176, 120, 104), (150, 164, 176), (196, 180, 150), (128, 146, 150)])
-        pen.rect(x, h - r.uniform(0.07, 0.13) * up, x + w, h, color)
-        for i in range(3):
-            pen.rect(x + w * (0.15 + 0.28 * i), h - 0.05, x + w * (0.27 + 0.28 * i), h - 0.02, shade(color, 0.7))
-            pen.lamps.append(("pane", x + w * (0.15 + 0.28 * i), h - 0.05, x + w * (0.27 + 0.28 * i), h - 0.02))
-        x += w + r.uniform(0, 0.05)
-    iron = pick(r, [(196, 100, 70), (214, 170, 70), (90, 120, 160)])
-    for x in (r.uniform(-0.1, 0.15), r.uniform(0.45, 0.6), r.uniform(0.85, 1.1)):
-        top, s = h - r.uniform(0.36, 0.46) * up, r.choice([-1, 1])
-        pen.rect(x - 0.012, top, x + 0.012, h, iron)
-        pen.rect(x + 0.09, top + 0.1, x + 0.108, h, iron)
-        pen.line([(x - s * 0.10, top + 0.06), (x + s * 0.26, top - 0.04)], iron, 0.016)
-        pen.line([(x, top - 0.03), (x + s * 0.22, top - 0.03)], iron, 0.005)
-        pen.rect(x + s * 0.2, top - 0.02, x + s * 0.204, top + 0.14, (90, 90, 96))
-        pen.rect(x - 0.02, top + 0.1, x + 0.12, top + 0.12, iron)
+    _docks(pen)
     ground(pen, (172, 166, 158))
     water(pen, h, h + d * 0.42, pick(r, [(92, 140, 166), (84, 150, 160), (104, 132, 168)]))
     for x in np.arange(-0.25, 1.3, 0.17) + r.uniform(0, 0.1):
         y = h + d * r.uniform(0.04, 0.16)
-        pen.poly([(x, y), (x + 0.11, y), (x + 0.09, y + 0.03), (x + 0.02, y + 0.03)], pick(r, [(236, 236, 232), (90, 110, 150), (170, 90, 84)]))
-        pen.rect(x + 0.05, y - r.uniform(0.16, 0.24) * up, x + 0.056, y, (214, 210, 200))
+        hull = pick(r, [(236, 236, 232), (90, 110, 150), (170, 90, 84)])
+        pen.poly([(x, y), (x + 0.11, y), (x + 0.09, y + 0.03), (x + 0.02, y + 0.03)], hull)
+        pen.rect(x + 0.05, y - r.uniform(0.16, 0.24) * pen.up, x + 0.056, y, (214, 210, 200))
     pen.rect(-0.3, h + d * 0.42, 1.3, h + d * 0.47, (128, 120, 112))
     for x in np.arange(-0.2, 1.3, 0.3) + r.uniform(0, 0.2):
         pen.rect(x, h + d * 0.37, x + 0.045, h + d * 0.46, (84, 82, 84))
         pen.rect(x - 0.01, h + d * 0.36, x + 0.055, h + d * 0.385, (98, 96, 98))
     for x in np.arange(-0.6, 1.7, 0.16):
         pen.line([(0.5 + (x - 0.5) * 0.8, h + d * 0.47), (0.5 + (x - 0.5) * 1.5, 1.3)], (150, 144, 136), 0.004)
-    lantern(pen, r.uniform(0.1, 0.9), h + d * 0.45, 0.4 * up)
+    lantern(pen, r.uniform(0.1, 0.9), h + d * 0.45, 0.4 * pen.up)
 
-# %% ../../nbs/world/02d_outdoors.ipynb #c75add05e
+# %% ../../nbs/world/02d_outdoors.ipynb #ccd50f52c
+def _docks(pen):
+    "Warehouses and cranes on the far side."
+    r, h, x = pen.rng, pen.h, -0.3
+    while x < 1.3:
+        w = r.uniform(0.16, 0.3)
+        color = pick(r, [(176, 120, 104), (150, 164, 176), (196, 180, 150), (128, 146, 150)])
+        pen.rect(x, h - r.uniform(0.07, 0.13) * pen.up, x + w, h, color)
+        for i in range(3):
+            pane = x + w * (0.15 + 0.28 * i), h - 0.05, x + w * (0.27 + 0.28 * i), h - 0.02
+            pen.rect(*pane, shade(color, 0.7))
+            pen.lamps.append(("pane", *pane))
+        x += w + r.uniform(0, 0.05)
+    iron = pick(r, [(196, 100, 70), (214, 170, 70), (90, 120, 160)])
+    for x in (r.uniform(-0.1, 0.15), r.uniform(0.45, 0.6), r.uniform(0.85, 1.1)):
+        top, s = h - r.uniform(0.36, 0.46) * pen.up, r.choice([-1, 1])
+        pen.rect(x - 0.012, top, x + 0.012, h, iron)
+        pen.rect(x + 0.09, top + 0.1, x + 0.108, h, iron)
+        pen.line([(x - s * 0.10, top + 0.06), (x + s * 0.26, top - 0.04)], iron, 0.016)
+        pen.line([(x, top - 0.03), (x + s * 0.22, top - 0.03)], iron, 0.005)
+        pen.rect(x + s * 0.2, top - 0.02, x + s * 0.204, top + 0.14, (90, 90, 96))
+        pen.rect(x - 0.02, top + 0.1, x + 0.12, top + 0.12, iron)
+
+# %% ../../nbs/world/02d_outdoors.ipynb #c94c3e0ec
 def beach(pen):
     r, h, up = pen.rng, pen.h, pen.up
     d = 1 - h
     if r.random() < 0.6:
         x, w = r.uniform(-0.1, 0.8), r.uniform(0.2, 0.5)
-        pen.poly([(x + w * t, h - 0.1 * up * np.sin(np.pi * t) * (1 + 0.3 * np.sin(9 * t))) for t in np.linspace(0, 1, 20)], (136, 166, 158))
+        pen.poly([(x + w * t, h - 0.1 * up * np.sin(np.pi * t) * (1 + 0.3 * np.sin(9 * t))) for t in np.linspace(0, 1,
+            20)], (136, 166, 158))
     sand = pick(r, [(236, 214, 164), (226, 204, 160), (242, 224, 184)], 6)
     ground(pen, sand)
     sea = pick(r, [(70, 156, 186), (60, 140, 190), (84, 176, 180)])
@@ -133,35 +146,44 @@ def beach(pen):
     for a in np.linspace(-0.3, 3.45, 8):
         tip = np.array([np.cos(a) * 0.24, -np.sin(a) * 0.10 + 0.10])
         c = np.array(spine[-1])
-        pen.poly([tuple(c), tuple(c + tip * 0.5 + [0, -0.055]), tuple(c + tip), tuple(c + tip * 0.5 + [0, -0.02])], shade((86, 148, 84), 0.85 + 0.3 * (a % 1)))
+        pen.poly([tuple(c), tuple(c + tip * 0.5 + [0, -0.055]), tuple(c + tip), tuple(c + tip * 0.5 + [0, -0.02])],
+                 shade((86, 148, 84), 0.85 + 0.3 * (a % 1)))
     for _ in range(7):
-        pen.oval(r.uniform(-0.2, 1.2), h + d * r.uniform(0.5, 1.2), r.uniform(0.006, 0.014), 0.005, shade(sand, r.choice([0.8, 1.1])))
+        pen.oval(r.uniform(-0.2, 1.2), h + d * r.uniform(0.5, 1.2), r.uniform(0.006, 0.014), 0.005, shade(sand,
+            r.choice([0.8, 1.1])))
 
-
+# %% ../../nbs/world/02d_outdoors.ipynb #c90735b7a
 def forest(pen):
     r, h, up = pen.rng, pen.h, pen.up
     leaf = pick(r, [(70, 116, 70), (88, 128, 66), (60, 108, 86), (150, 116, 60)])
-    pine = r.random() < 0.4
+    pine, d = r.random() < 0.4, 1 - h
     pen.poly(ridge(r, h - 0.22 * up, 0.12, 6), shade(leaf, 1.5))
     pen.poly(ridge(r, h - 0.10 * up, 0.10, 6), shade(leaf, 1.25))
     ground(pen, pick(r, [(116, 128, 76), (130, 116, 82), (104, 124, 84)]))
-    d = 1 - h
     for layer, n, f in ((0, 15, 1.3), (1, 9, 1.05), (2, 6, 0.8)):
         base = h + (0.01, 0.05, 0.13)[layer] * d * 2
         for x in np.linspace(-0.3, 1.3, n) + r.uniform(-0.05, 0.05, n):
-            w, bark = (0.014, 0.024, 0.038)[layer], shade(pick(r, [(116, 90, 68), (100, 84, 72)]), f + 0.1)
-            if pine:
-                if r.random() < (0.9, 0.8, 0.6)[layer]:
-                    tree(pen, x, base, (0.36, 0.52, 0.8)[layer] * up * r.uniform(0.8, 1.15), shade(leaf, f), bark, pine=True)
-                continue
-            pen.poly([(x - w * 0.7, -0.3), (x + w * 0.7, -0.3), (x + w * 1.25, base), (x - w * 1.25, base)], bark)
-            for _ in range(3):
-                pen.oval(x + r.uniform(-0.07, 0.07), (h - 0.56) * 0.8 + r.uniform(-0.26, 0.08), r.uniform(0.07, 0.13), r.uniform(0.05, 0.1), shade(leaf, f * r.uniform(0.85, 1.15)))
+            bark = shade(pick(r, [(116, 90, 68), (100, 84, 72)]), f + 0.1)
+            if not pine:
+                _trunk(pen, x, base, (0.014, 0.024, 0.038)[layer], bark, shade(leaf, f))
+            elif r.random() < (0.9, 0.8, 0.6)[layer]:
+                height = (0.36, 0.52, 0.8)[layer] * up * r.uniform(0.8, 1.15)
+                tree(pen, x, base, height, shade(leaf, f), bark, pine=True)
     for _ in range(16):
         x, y = r.uniform(-0.25, 1.25), h + d * r.uniform(0.05, 0.5)
-        pen.poly([(x - 0.03, y), (x - 0.025, y - 0.04), (x, y - 0.015), (x + 0.005, y - 0.055), (x + 0.015, y - 0.015), (x + 0.035, y - 0.035), (x + 0.03, y)], shade(leaf, r.uniform(0.9, 1.3)))
+        fern = ((-.03, 0), (-.025, -.04), (0, -.015), (.005, -.055), (.015, -.015), (.035, -.035), (.03, 0))
+        pen.poly([(x + dx, y + dy) for dx, dy in fern], shade(leaf, r.uniform(0.9, 1.3)))
 
+# %% ../../nbs/world/02d_outdoors.ipynb #ce5beb442
+def _trunk(pen, x, base, w, bark, leaf):
+    "A tall trunk whose crown is at the top of the picture."
+    r = pen.rng
+    pen.poly([(x - w * 0.7, -0.3), (x + w * 0.7, -0.3), (x + w * 1.25, base), (x - w * 1.25, base)], bark)
+    for _ in range(3):
+        pen.oval(x + r.uniform(-0.07, 0.07), (pen.h - 0.56) * 0.8 + r.uniform(-0.26, 0.08), r.uniform(0.07, 0.13),
+                 r.uniform(0.05, 0.1), shade(leaf, r.uniform(0.85, 1.15)))
 
+# %% ../../nbs/world/02d_outdoors.ipynb #c15421b6c
 def desert(pen):
     r, h, up = pen.rng, pen.h, pen.up
     sand = pick(r, [(226, 178, 114), (214, 160, 104), (232, 196, 132)])
@@ -175,7 +197,8 @@ def desert(pen):
     for i in range(4):
         y = h + (1.2 - h) * (0.08 + 0.22 * i)
         pen.poly(ridge(r, y + 0.06, 0.10, 2), shade(sand, 0.93 + 0.06 * (i % 2)))
-    for x, y, s in ((r.uniform(0, 0.25), 0.14, 0.20), (r.uniform(0.75, 1.0), 0.2, 0.26), (r.uniform(0.3, 0.7), 0.03, 0.1)):
+    for x, y, s in ((r.uniform(0, 0.25), 0.14, 0.20), (r.uniform(0.75, 1.0), 0.2, 0.26), (r.uniform(0.3, 0.7), 0.03,
+        0.1)):
         _cactus(pen, x, h + y * (1 - h) * 1.5, s * up)
 
 
@@ -184,10 +207,11 @@ def _cactus(pen, x, base, s):
     pen.line([(x, base), (x, base - s)], green, 2 * w)
     pen.oval(x, base - s, w, w, green)
     for side, low, high in ((-1, 0.35, 0.7), (1, 0.5, 0.85)):
-        pen.line([(x, base - low * s), (x + side * 3 * w, base - low * s), (x + side * 3 * w, base - high * s)], green, 1.5 * w)
+        pen.line([(x, base - low * s), (x + side * 3 * w, base - low * s), (x + side * 3 * w, base - high * s)],
+                 green, 1.5 * w)
         pen.oval(x + side * 3 * w, base - high * s, 0.75 * w, 0.75 * w, green)
 
-# %% ../../nbs/world/02d_outdoors.ipynb #cda34e0b0
+# %% ../../nbs/world/02d_outdoors.ipynb #c6956c16b
 def mountain(pen):
     r, h, up = pen.rng, pen.h, pen.up
     rock = pick(r, [(136, 146, 166), (150, 140, 144), (128, 150, 156), (156, 150, 136)])
@@ -199,7 +223,8 @@ def mountain(pen):
             pen.poly([(x, y), (x1, y1), (x + (x1 - x) * 0.15, y1)], shade(rock, f * 0.86))
             at = lambda u, v, k: (u + (v - u) * k)
             cut = 0.34
-            pen.poly([(x, y), (at(x, x1, cut), at(y, y1, cut)), (at(x, x1, 0.16), at(y, y1, 0.24)), (x, at(y, max(y0, y1), 0.38)),
+            pen.poly([(x, y), (at(x, x1, cut), at(y, y1, cut)), (at(x, x1, 0.16), at(y, y1, 0.24)), (x, at(y, max(y0,
+                y1), 0.38)),
                       (at(x, x0, 0.16), at(y, y0, 0.24)), (at(x, x0, cut), at(y, y0, cut))], (244, 247, 250))
     meadow = pick(r, [(128, 158, 96), (150, 160, 106), (110, 146, 104)])
     pen.poly(ridge(r, h + 0.03, 0.08, 3), shade(meadow, 0.86))
@@ -210,10 +235,11 @@ def mountain(pen):
         x, y, s = r.uniform(-0.25, 1.25), h + (1 - h) * r.uniform(0.05, 0.9), r.uniform(0.015, 0.045)
         pen.poly([(x - s, y), (x - s * 0.6, y - s * 0.7), (x + s * 0.2, y - s * 0.9), (x + s, y)], (160, 160, 158))
 
-
+# %% ../../nbs/world/02d_outdoors.ipynb #c03ff16bb
 def snow_field(pen):
     r, h, up = pen.rng, pen.h, pen.up
-    pen.poly([(-0.4, 1.3), *peaks(r, h, 0.26 * up, 4), (1.4, 1.3)], pick(r, [(200, 214, 232), (208, 208, 226), (190, 210, 222)], 6))
+    pen.poly([(-0.4, 1.3), *peaks(r, h, 0.26 * up, 4), (1.4, 1.3)], pick(r, [(200, 214, 232), (208, 208, 226), (190,
+        210, 222)], 6))
     pen.poly(ridge(r, h + 0.02, 0.12 * up, 2), (226, 234, 244))
     snow = (240, 244, 250)
     for layer in (0, 1, 2):
@@ -230,7 +256,7 @@ def snow_field(pen):
     for i in range(3):
         pen.poly(ridge(r, h + (1.15 - h) * (0.3 + 0.26 * i) + 0.04, 0.07, 2), shade(snow, 0.965 + 0.03 * (i % 2)))
 
-
+# %% ../../nbs/world/02d_outdoors.ipynb #cac2fa695
 def farm(pen):
     r, h, up = pen.rng, pen.h, pen.up
     pen.poly(ridge(r, h + 0.01, 0.14 * up, 3), pick(r, [(140, 176, 116), (166, 182, 116), (120, 160, 120)]))
@@ -238,12 +264,15 @@ def farm(pen):
     ground(pen, field)
     vx = r.uniform(0.2, 0.8)
     for i, x in enumerate(np.arange(-3.2, 4.2, 0.22)):
-        pen.poly([(vx + (x - vx) * 0.12, h), (vx + (x - vx) * 0.12 + 0.008, h), (x + 0.1, 1.3), (x, 1.3)], shade(field, 0.86))
+        pen.poly([(vx + (x - vx) * 0.12, h), (vx + (x - vx) * 0.12 + 0.008, h), (x + 0.1, 1.3), (x, 1.3)],
+                 shade(field, 0.86))
     x, s = r.uniform(0.05, 0.6), r.uniform(0.9, 1.15)
     barn = pick(r, [(178, 70, 62), (160, 60, 60), (190, 92, 70)])
     w, t, b = 0.32 * s, 0.17 * s * up, h + 0.05
-    pen.poly([(x, b), (x, b - t), (x + w * 0.12, b - t * 1.45), (x + w * 0.3, b - t * 1.75), (x + w * 0.48, b - t * 1.45), (x + w * 0.6, b - t), (x + w * 0.6, b)], barn)
-    pen.poly([(x + w * 0.3, b - t * 1.75), (x + w * 1.2, b - t * 1.75), (x + w * 1.38, b - t * 1.45), (x + w * 1.5, b - t), (x + w * 0.6, b - t), (x + w * 0.48, b - t * 1.45)], (140, 136, 140))
+    pen.poly([(x, b), (x, b - t), (x + w * 0.12, b - t * 1.45), (x + w * 0.3, b - t * 1.75), (x + w * 0.48,
+        b - t * 1.45), (x + w * 0.6, b - t), (x + w * 0.6, b)], barn)
+    pen.poly([(x + w * 0.3, b - t * 1.75), (x + w * 1.2, b - t * 1.75), (x + w * 1.38, b - t * 1.45), (x + w * 1.5,
+        b - t), (x + w * 0.6, b - t), (x + w * 0.48, b - t * 1.45)], (140, 136, 140))
     pen.rect(x + w * 0.6, b - t, x + w * 1.5, b, shade(barn, 0.86))
     pen.rect(x + w * 0.17, b - t * 0.75, x + w * 0.43, b, (238, 232, 222))
     pen.rect(x + w * 0.195, b - t * 0.68, x + w * 0.405, b, shade(barn, 0.9))
@@ -257,7 +286,7 @@ def farm(pen):
     for x in np.arange(-0.25, 1.3, 0.13) + r.uniform(0, 0.1):
         pen.rect(x, y - 0.09, x + 0.018, y + 0.012, (200, 180, 148))
 
-# %% ../../nbs/world/02d_outdoors.ipynb #c39afff76
+# %% ../../nbs/world/02d_outdoors.ipynb #c27f02641
 def lake(pen):
     r, h, up = pen.rng, pen.h, pen.up
     d = 1 - h
@@ -271,21 +300,23 @@ def lake(pen):
     blue = pick(r, [(104, 160, 196), (96, 150, 190), (120, 172, 190)])
     water(pen, h, h + d * 0.5, blue)
     xs = np.linspace(-0.3, 1.3, 33)
-    pen.poly([*zip(xs, h + 0.02 + 0.05 * (1 + np.sin(5 * xs + r.uniform(0, 6)))), (1.3, h), (-0.3, h)], shade(tint, 0.8))
+    pen.poly([*zip(xs, h + 0.02 + 0.05 * (1 + np.sin(5 * xs + r.uniform(0, 6)))), (1.3, h), (-0.3, h)], shade(tint,
+        0.8))
     edge = h + d * 0.46 + 0.03 * np.sin(4 * xs + r.uniform(0, 6)) + 0.01 * np.sin(13 * xs)
     grass = pick(r, [(136, 168, 96), (156, 166, 104), (122, 158, 104)])
     pen.poly([*zip(xs, edge), (1.3, 1.3), (-0.3, 1.3)], (206, 194, 156))
     pen.poly([*zip(xs, edge + 0.025), (1.3, 1.3), (-0.3, 1.3)], grass)
     pen.field.polygon(pen.at([*zip(xs, edge), (1.3, 1.3), (-0.3, 1.3)], pen.size), fill=255)
     x, s = r.uniform(0.15, 0.75), r.choice([-1, 1])
-    pen.poly([(x, h + d * 0.54), (x + 0.12, h + d * 0.54), (x + 0.10 + s * 0.08, h + d * 0.2), (x + 0.04 + s * 0.08, h + d * 0.2)], (160, 128, 94))
+    pen.poly([(x, h + d * 0.54), (x + 0.12, h + d * 0.54), (x + 0.10 + s * 0.08, h + d * 0.2), (x + 0.04 + s * 0.08,
+        h + d * 0.2)], (160, 128, 94))
     for side in (-0.05, 1.02):
         for dx in r.uniform(-0.15, 0.17, 14):
             x, y, t = side + dx, h + d * r.uniform(0.5, 0.62), r.uniform(0.10, 0.2) * up
             pen.line([(x, y), (x + 0.02, y - t)], (124, 148, 84), 0.006)
             pen.line([(x + 0.02, y - t), (x + 0.02, y - t + 0.035)], (128, 92, 64), 0.014)
 
-
+# %% ../../nbs/world/02d_outdoors.ipynb #cba141be1
 def night_sky(pen):
     r, h, up = pen.rng, pen.h, pen.up
     pen.image.paste(_starry(2 * canvas_size(pen.size), int(r.integers(4))))
@@ -296,11 +327,13 @@ def night_sky(pen):
     b, w, t = h + 0.02, 0.10 * s, 0.1 * s * up
     pen.rect(x - w, b - t, x + w, b, (120, 128, 150))
     pen.draw.pieslice(pen.at([(x - w, b - t - w), (x + w, b - t + w)]), 180, 360, fill=(148, 156, 180, 255))
-    pen.poly([(x + w * 0.1, b - t - w * 0.9), (x + w * 0.4, b - t - w * 0.9), (x + w * 0.4, b - t), (x + w * 0.1, b - t)], (30, 34, 56))
+    pen.poly([(x + w * 0.1, b - t - w * 0.9), (x + w * 0.4, b - t - w * 0.9), (x + w * 0.4, b - t), (x + w * 0.1,
+        b - t)], (30, 34, 56))
     for i in range(5):
-        tree(pen, r.uniform(-0.25, 1.25), h + r.uniform(0.0, 0.04), r.uniform(0.1, 0.24) * up, (34, 52, 62), (30, 34, 46), pine=True)
+        tree(pen, r.uniform(-0.25, 1.25), h + r.uniform(0.0, 0.04), r.uniform(0.1, 0.24) * up, (34, 52, 62), (30, 34,
+            46), pine=True)
 
-# %% ../../nbs/world/02d_outdoors.ipynb #ccd50f52c
+# %% ../../nbs/world/02d_outdoors.ipynb #c65cab1ea
 @lru_cache(maxsize=8)
 def _starry(side, variant):
     "A night sky with a milky way; its fourth channel is zero."

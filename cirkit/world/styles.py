@@ -43,12 +43,13 @@ def _edges(img):
     out[:, 1:] += np.abs(g[:, 1:] - g[:, :-1])
     return out >> 1
 
-
+# %% ../../nbs/world/03c_styles.ipynb #c69fcd614
 @lru_cache(maxsize=4)
 def _paper(size, low, seed):
     "Grainy paper, (size, size, 1) uint16 from `low` to 256."
     rng = np.random.default_rng(seed)
-    fine = np.asarray(Image.fromarray(rng.random((size // 2, size // 2)).astype(np.float32)).resize((size, size), Image.BICUBIC))
+    fine = np.asarray(Image.fromarray(rng.random((size // 2, size // 2)).astype(np.float32)).resize((size, size),
+        Image.BICUBIC))
     return np.clip(low + (256 - low) * (0.5 * fine + 0.5 * noise(size, seed)), low, 256).astype(np.uint16)[..., None]
 
 
@@ -56,7 +57,7 @@ def _times(img, field):
     "A picture times a uint16 field whose 256 means one."
     return (img * field >> 8).astype(np.uint8)
 
-# %% ../../nbs/world/03c_styles.ipynb #c69fcd614
+# %% ../../nbs/world/03c_styles.ipynb #cdfa60af3
 @lru_cache(maxsize=4)
 def _wobble(size):
     "Flat indices that move every pixel a little, so outlines bleed."
@@ -85,7 +86,7 @@ def _watercolor(img):
     out.paste((250, 248, 242), (0, 0), _rim(size))
     return np.asarray(out)
 
-
+# %% ../../nbs/world/03c_styles.ipynb #ca9493123
 @lru_cache(maxsize=4)
 def _strokes(size):
     "Brush strokes: for each pixel the index of its stroke's middle, and the stroke's relief (uint16, 256 means one)."
@@ -108,7 +109,7 @@ def _oil(img):
     index, relief = _strokes(len(img))
     return _times(_RICH[img].reshape(-1, 3).take(index, 0).reshape(img.shape), relief)
 
-# %% ../../nbs/world/03c_styles.ipynb #cdfa60af3
+# %% ../../nbs/world/03c_styles.ipynb #c5b8cf7c8
 @lru_cache(maxsize=4)
 def _hatching(size):
     "Darkness needed before a pencil draws at a pixel: (size, size) int16."
@@ -135,9 +136,11 @@ def _pixel_art(img):
 
 
 _STEPS = np.array([min(255, (v + 18) // 36 * 36 + v // 24) for v in range(256)], np.uint8)
-_INKS = np.array([min(255, int(np.clip((v - 120) * 1.25 + 132, 0, 255) + 21) // 42 * 42 + (3 if v > 30 else 0)) for v in range(256)], np.uint8)
+_INKS = np.array([min(255,
+                      int(np.clip((v - 120) * 1.25 + 132, 0,
+                                  255) + 21) // 42 * 42 + (3 if v > 30 else 0)) for v in range(256)], np.uint8)
 
-
+# %% ../../nbs/world/03c_styles.ipynb #c5b7b1c89
 @lru_cache(maxsize=4)
 def _dots(size):
     "Darkness needed before a printing dot appears: (size, size) uint8."
@@ -154,7 +157,7 @@ def _comic(img):
     out[ink] = (16, 14, 20)
     return out
 
-# %% ../../nbs/world/03c_styles.ipynb #c5df23939
+# %% ../../nbs/world/03c_styles.ipynb #c9b11e153
 @lru_cache(maxsize=4)
 def _tiles(size):
     "Tiles of a mosaic: index into the picture at a quarter of its size, and shade (uint16; grout is pale, so it is a mask)."
@@ -162,7 +165,8 @@ def _tiles(size):
     n = int(np.ceil(size / step))
     y, x = np.mgrid[:size, :size].astype(np.float32) + 0.5
     best, second, index = np.full((size, size), 1e9), np.full((size, size), 1e9), np.zeros((size, size), int)
-    jitter, tone, quarter = rng.uniform(-.33, .33, (n + 2, n + 2, 2)), rng.integers(222, 257, (n + 2, n + 2)), -(-size // 4)
+    jitter, tone, quarter = rng.uniform(-.33, .33, (n + 2, n + 2, 2)), rng.integers(222, 257, (n + 2,
+        n + 2)), -(-size // 4)
     shade = np.zeros((size, size), np.uint16)
     for dj in (-1, 0, 1):
         for di in (-1, 0, 1):
@@ -172,10 +176,11 @@ def _tiles(size):
             near = far < best
             second = np.where(near, best, np.minimum(second, far))
             at = np.clip(cy // 4, 0, quarter - 1).astype(int) * quarter + np.clip(cx // 4, 0, quarter - 1).astype(int)
-            best, index, shade = np.where(near, far, best), np.where(near, at, index), np.where(near, tone[j + 1, i + 1], shade)
+            best, index, shade = np.where(near, far, best), np.where(near, at, index), np.where(near, tone[j + 1,
+                i + 1], shade)
     return index.ravel(), shade.astype(np.uint16)[..., None], second - best < 1.3 * size / 224
 
-
+# %% ../../nbs/world/03c_styles.ipynb #c09849cf1
 def _mosaic(img):
     index, tone, grout = _tiles(len(img))
     small = np.asarray(Image.fromarray(img).reduce(4)).reshape(-1, 3)
@@ -183,7 +188,7 @@ def _mosaic(img):
     out[grout] = (206, 200, 188)
     return out
 
-
+# %% ../../nbs/world/03c_styles.ipynb #c84dabee4
 @lru_cache(maxsize=4)
 def _grid(size):
     "Thin and strong lines of drawing paper, (size, size) int16."
@@ -193,7 +198,8 @@ def _grid(size):
 
 
 _BLUE = np.linspace((18, 52, 122), (246, 250, 255), 256).astype(np.uint8)
-_BROWN = np.stack([np.interp(np.arange(256), [0, 110, 255], c) for c in ((40, 150, 255), (24, 106, 240), (10, 62, 204))], 1).astype(np.uint8)
+_BROWN = np.stack([np.interp(np.arange(256), [0, 110, 255], c) for c in ((40, 150, 255), (24, 106, 240), (10, 62,
+    204))], 1).astype(np.uint8)
 
 
 def _blueprint(img):
@@ -211,7 +217,7 @@ def _vignette(size):
 def _sepia(img):
     return _BROWN[_times(_luma(img), _vignette(len(img)))]
 
-# %% ../../nbs/world/03c_styles.ipynb #ca9493123
+# %% ../../nbs/world/03c_styles.ipynb #cd2e015b3
 _PAINT = {"watercolor": _watercolor, "oil painting": _oil, "pencil sketch": _pencil, "pixel art": _pixel_art,
           "comic book": _comic, "mosaic": _mosaic, "blueprint": _blueprint, "sepia": _sepia}
 
