@@ -87,7 +87,7 @@ def caption(scene: Scene,
         opening = f"{describe_thing(scene.get(a))} {PLACED.get(r, r)} {describe_thing(scene.get(b), action=False)}"
     else:
         things = _things(scene, rng)
-        be = "are" if len(things) == 1 and things[0].split()[0] in NUMBERS else "is"
+        be = "are" if things[0].split()[0] in NUMBERS else "is"
         opening = pick(rng, OPENINGS).format(things=listing(things), be=be)
     tail = [*where, *frame.values()]
     return " ".join([opening, *(tail[i] for i in rng.permutation(len(tail)))])

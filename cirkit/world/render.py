@@ -9,7 +9,7 @@ __all__ = ['GAP', 'OVERSIZE', 'layout', 'cutout', 'stamp', 'shadow', 'shoot', 'r
 from functools import lru_cache
 
 import numpy as np
-from PIL import Image, ImageFilter
+from PIL import Image
 
 from .backgrounds import MARGIN, margin
 from .looks import Frame, apply_style, apply_time, apply_weather, camera
@@ -63,11 +63,11 @@ def stamp(thing: Thing, px: float, stretch: float=1.):
 
 # %% ../../nbs/world/06_render.ipynb #c55d2cf55
 @lru_cache(512)
-def shadow(width: int) -> Image.Image:  # mask, (width/3, width)
+def shadow(width: int) -> Image.Image:  # mask, (width/4, width)
     "A soft ellipse, darkest in the middle."
-    h = max(3, width//3)
+    h = max(3, width//4)
     y, x = np.mgrid[-1:1:h*1j, -1:1:width*1j]
-    return Image.fromarray((110*np.clip(1.15 - np.hypot(x, y)**1.5*1.15, 0, 1)).astype(np.uint8))
+    return Image.fromarray((95*np.clip(1 - x*x - y*y, 0, 1)).astype(np.uint8))
 
 # %% ../../nbs/world/06_render.ipynb #c94a438b6
 def _draw_thing(canvas, ids, thing, number, view):
@@ -81,8 +81,8 @@ def _draw_thing(canvas, ids, thing, number, view):
         left = round((x + dx*width + MARGIN)*size - image.width/2)
         bottom = round((y - dy*height + MARGIN)*size)
         if not in_air(thing):
-            dark = shadow(max(6, round(image.width*0.9)))
-            canvas.paste((0, 0, 0, 0), (left + (image.width - dark.width)//2, bottom - round(dark.height*.6)), dark)
+            dark = shadow(max(6, image.width))
+            canvas.paste((0, 0, 0, 0), (left + (image.width - dark.width)//2, bottom - round(dark.height*.55)), dark)
         at = (left, bottom - image.height)
         canvas.paste(image, at, alpha)
         ids.paste(8*(number + 1) + j, at, outline)

@@ -214,7 +214,7 @@ def belongs(cls: str,         # class name
 # %% ../../nbs/world/05_scene.ipynb #c85592604
 PLAIN = 0.45                                             # share of things in their natural look
 N_THINGS = {1: 0.12, 2: 0.38, 3: 0.36, 4: 0.14}          # number of things -> probability
-SCALES = {1: 1.4, 2: 1.25, 3: 1.1, 4: 1.}              # number of things -> scale
+SCALES = {1: 1.5, 2: 1.35, 3: 1.15, 4: 1.}              # number of things -> scale
 
 def pick(rng: np.random.Generator, options):
     "One of the options, all equally likely."
