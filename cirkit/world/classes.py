@@ -138,7 +138,7 @@ BLOCKS["people", "ground"] = """person 1F9CD 1.7, man 1F468 1.2, woman 1F469 1.2
     chef 1F9D1-200D-1F373 1.2, astronaut 1F9D1-200D-1F680 1.2, firefighter 1F9D1-200D-1F692 1.2,
     graduate 1F9D1-200D-1F393 1.2, doctor 1F9D1-200D-2695-FE0F 1.2, guard 1F482 1.3,
     Santa Claus 1F385 1.2, wizard 1F9D9 1.2, vampire 1F9DB 1.2, zombie 1F9DF 1.2, ninja 1F977 1.2, 
-    alien 1F47D 1.2"""
+    ghost 1F47B 1.2, alien 1F47D 1.2"""
 
 # %% ../../nbs/world/01_classes.ipynb #cb2a89db9
 PERSON_ACTIONS = {

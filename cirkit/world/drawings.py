@@ -213,8 +213,13 @@ class SpritePack(Protocol):
 @dataclass(frozen=True)
 class OpenMojiPack:
     "The drawings of `CLASSES`."
-    def names(self): return tuple(sorted(CLASSES))
-    def layers(self, name, action=None): return layers(name, action)
+    def names(self):
+        "All classes."
+        return tuple(sorted(CLASSES))
+
+    def layers(self, name, action=None):
+        "The drawing of a class, see `layers`."
+        return layers(name, action)
 
 # %% ../../nbs/world/01a_drawings.ipynb #c49704ba5
 MAX_PIXELS = 40_000_000   # a larger cut-out is refused before it is decoded
@@ -242,17 +247,20 @@ class FolderPack:
         if not self.folder.is_dir(): raise CirkitError(f"{self.folder}: no such folder; give a folder of PNG cut-outs")
         if not self.names(): raise CirkitError(f"{self.folder}: no .png file in it; name cut-outs NAME.png")
 
-    def names(self): return tuple(sorted(p.stem.replace("_", " ") for p in self.folder.glob("*.png")))
+    def names(self):
+        "The files' names without ending."
+        return tuple(sorted(p.stem.replace("_", " ") for p in self.folder.glob("*.png")))
 
     def layers(self, name, action=None):
+        "The cut-out; all of it but its dark lines takes paint."
         if name not in self.names(): raise unknown("sprite", name, self.names())
         if action is not None: raise CirkitError(f"sprite {name!r} of {self.folder} has no action {action!r}; a cut-out has none")
         path = next(p for p in self.folder.glob("*.png") if p.stem.replace("_", " ") == name)
-        return _cutout_layers(path, path.stat().st_mtime_ns)
+        return _cutout_layers(path)
 
 @lru_cache(maxsize=512)
-def _cutout_layers(path, changed):
-    "Layers of one file; `changed` is part of the key so that an edited file is read again."
+def _cutout_layers(path):
+    "Layers of one file, read once in a process."
     rgba = read_cutout(path)
     light = rgba[..., :3].max(-1)
     paint = np.where(light > 60, rgba[..., 3], 0).astype(np.uint8)   # dark lines keep their colour

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['STRETCH', 'OUTLINE', 'PLATE', 'OPENMOJI', 'PALETTE', 'ANCHOR_NAMES', 'ANCHORS', 'bucket', 'Plain', 'plain', 'sprite',
-           'own_color']
+           'own_color', 'change']
 
 # %% ../../nbs/world/02_sprites.ipynb #c3294a9d3
 from dataclasses import dataclass
 from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw
-from ..errors import CirkitError, unknown
+from ..errors import unknown
 from .drawings import MASTER, FolderPack, OpenMojiPack, SpritePack
 from .surfaces import shade_of, surface
 from .vocab import COLORS, MATERIALS, PATTERNS, SHAPES
@@ -96,7 +96,7 @@ def _biscuit(pack, name, action, px, shape) -> Plain:
     shade = np.where(alpha > .5, .9 * shade, 1.22)
     return Plain(rgb, outer, (paint + (1 - alpha)) * plate, shade, thing.mean, px, alpha)
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def plain(pack: SpritePack, name: str, action: str | None, px: int, shape: str | None = None) -> Plain:
     "The unpainted thing at a size and shape."
     if shape in PLATE: return _biscuit(pack, name, action, px, shape)
@@ -120,7 +120,7 @@ def sprite(cls: str,                     # name in the pack
     "The cut-out of a thing."
     return _sprite(pack, cls, action, color, material, pattern, shape, bucket(px))
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=4096)
 def _sprite(pack, cls, action, color, material, pattern, shape, px):
     for kind, value, known in (("color", color, COLORS), ("material", material, MATERIALS),
                                ("pattern", pattern, PATTERNS), ("shape", shape, SHAPES)):
@@ -155,4 +155,19 @@ def own_color(cls: str, pack: SpritePack = OPENMOJI) -> str | None:
     names = np.asarray(ANCHOR_NAMES)[near]
     share = {n: float(weight[names == n].sum() / max(weight.sum(), 1e-6)) for n in COLORS}
     best = max(share, key=share.get)
-    return best if share[best] >= .7 else None
+    return best if share[best] >= .55 else None
+
+# %% ../../nbs/world/02_sprites.ipynb #c814a8497
+def change(before: np.ndarray,  # (h, w, 4) uint8 sprite
+           after: np.ndarray,   # (h2, w2, 4) uint8 sprite
+           least: int = 30,     # difference of a channel, 0 to 255, from which a pixel counts
+          ) -> float:           # fraction in [0, 1] of the pixels of either thing
+    "How much of a thing an edit changes; sprites are laid over each other by their feet."
+    h, w = max(before.shape[0], after.shape[0]), max(before.shape[1], after.shape[1])
+    def laid(s):
+        left = (w - s.shape[1]) // 2
+        s = np.pad(s, ((h - s.shape[0], 0), (left, w - s.shape[1] - left), (0, 0))).astype(np.float32)
+        return 128 + (s[..., :3] - 128) * s[..., 3:] / 255, s[..., 3] >= 128
+    (a, seen_a), (b, seen_b) = laid(before), laid(after)
+    seen = seen_a | seen_b
+    return float((np.abs(a - b).max(-1) >= least)[seen].mean())
