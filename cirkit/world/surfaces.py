@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from scipy.ndimage import gaussian_filter
 from scipy.spatial import cKDTree
-from .vocab import COLORS, MATERIALS, PATTERNS
+from .vocab import COLORS
 
 # %% ../../nbs/world/01b_surfaces.ipynb #c383abe2a
 SPAN, SAMPLES = 2.7, 432
