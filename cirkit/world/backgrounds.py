@@ -14,9 +14,8 @@ from PIL import Image, ImageDraw
 
 from ..errors import unknown
 from ..fingerprint import item_seed
-from . import indoors, outdoors
+from . import indoors, outdoors, towns
 from .canvas import MARGIN, Pen, canvas_size, margin
-from .vocab import BACKGROUNDS
 
 # %% ../../nbs/world/03_backgrounds.ipynb #c8dfd91f2
 HORIZONS = {
@@ -43,9 +42,11 @@ DECOR = {             # kind of place -> classes that its decor shows
     "office": _ROOM | {"computer", "television", "laptop", "filing cabinet", "office building", "tower"},
     "street": frozenset({"office building", "house", "tower", "hut", "door"}),
     "city park": frozenset({"tree", "pine tree", "bare tree", "office building", "tower"}),
-    "beach": frozenset({"palm tree", "tree"}), "forest": frozenset({"tree", "pine tree", "bare tree", "Christmas tree", "log"}),
+    "beach": frozenset({"palm tree", "tree"}),
+    "forest": frozenset({"tree", "pine tree", "bare tree", "Christmas tree", "log"}),
     "desert": frozenset({"cactus"}), "mountain": frozenset({"pine tree", "tree", "Christmas tree"}),
-    "snow field": frozenset({"pine tree", "tree", "Christmas tree"}), "farm": frozenset({"house", "hut", "factory", "tower"}),
+    "snow field": frozenset({"pine tree", "tree", "Christmas tree"}),
+    "farm": frozenset({"house", "hut", "factory", "tower"}),
     "lake": frozenset({"pine tree", "tree", "Christmas tree", "bamboo"}),
     "harbor": frozenset({"sailboat", "speedboat", "ferry", "canoe", "crane", "factory", "tower"}),
     "night sky": frozenset({"pine tree", "tree", "Christmas tree", "mosque", "telescope", "hut"})}
@@ -53,10 +54,10 @@ DECOR = {             # kind of place -> classes that its decor shows
 # %% ../../nbs/world/03_backgrounds.ipynb #cd25539da
 _KINDS = {
     "living room": indoors.living_room, "bedroom": indoors.bedroom, "kitchen": indoors.kitchen,
-    "classroom": indoors.classroom, "office": indoors.office, "street": outdoors.street,
-    "city park": outdoors.city_park, "beach": outdoors.beach, "forest": outdoors.forest, "desert": outdoors.desert,
+    "classroom": indoors.classroom, "office": indoors.office, "street": towns.street,
+    "city park": towns.city_park, "beach": outdoors.beach, "forest": outdoors.forest, "desert": outdoors.desert,
     "mountain": outdoors.mountain, "snow field": outdoors.snow_field, "farm": outdoors.farm, "lake": outdoors.lake,
-    "harbor": outdoors.harbor, "night sky": outdoors.night_sky}
+    "harbor": towns.harbor, "night sky": outdoors.night_sky}
 
 # %% ../../nbs/world/03_backgrounds.ipynb #cf62c9bfb
 @lru_cache(maxsize=64)

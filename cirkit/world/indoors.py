@@ -8,7 +8,7 @@ __all__ = ['room', 'window', 'box', 'living_room', 'bedroom', 'kitchen', 'classr
 # %% ../../nbs/world/02c_indoors.ipynb #cd946974a
 import numpy as np
 
-from .canvas import Pen, ground, pick, shade, tower
+from .canvas import ground, pick, shade, tower
 
 # %% ../../nbs/world/02c_indoors.ipynb #c8f197f7a
 def room(pen, wall, floor, plank=True):
@@ -82,8 +82,8 @@ def bedroom(pen):
         pen.rect(x, -0.3, x + 0.02, h - 0.025, shade(wall, 0.96))
     flip = r.random() < 0.5
     at = lambda x0, x1: (1 - x1, 1 - x0) if flip else (x0, x1)
-    wood, quilt = pick(r, [(150, 112, 80), (112, 88, 76), (206, 186, 160)]), pick(r, [(120, 146, 190), (190, 120,
-        132), (120, 160, 140), (150, 130, 176)])
+    wood, quilt = pick(r, [(150, 112, 80), (112, 88, 76), (206, 186, 160)]), pick(r,
+        [(120, 146, 190), (190, 120, 132), (120, 160, 140), (150, 130, 176)])
     x0, x1 = at(-0.12, 0.50)
     pen.rect(x0, h - 0.22 * up, x1, h + 0.06, wood)
     pen.rect(x0 + 0.02, h - 0.08, x1 - 0.02, h + 0.18, quilt)
@@ -95,8 +95,8 @@ def bedroom(pen):
     box(pen, x0, x1, h - 0.10, h + 0.04, wood, 1)
     x = (x0 + x1) / 2
     pen.rect(x - 0.005, h - 0.17, x + 0.005, h - 0.1, (120, 110, 100))
-    pen.poly([(x - 0.03, h - 0.24), (x + 0.03, h - 0.24), (x + 0.055, h - 0.16), (x - 0.055, h - 0.16)], (240, 226,
-        190))
+    pen.poly([(x - 0.03, h - 0.24), (x + 0.03, h - 0.24), (x + 0.055, h - 0.16), (x - 0.055, h - 0.16)],
+             (240, 226, 190))
     pen.lamps.append(("glow", x, h - 0.19, 0.3))
     x0, x1 = at(0.70, 0.98 + r.uniform(0, 0.1))
     window(pen, x0, x1, h - 0.50 * up, h - 0.15)
@@ -181,8 +181,8 @@ def office(pen):
     window(pen, x0, x1, y0, y1, frame=(150, 158, 168), bars=3, view=(176, 186, 198))
     for x in np.arange(x0, x1 - 0.05, 0.075):
         top = y1 - (y1 - y0) * r.uniform(0.15, 0.6)
-        tower(pen, x, x + r.uniform(0.05, 0.075), top, y1, pick(r, [(160, 172, 188), (176, 184, 194), (146, 158,
-            178)]), cell=0.02)
+        tower(pen, x, x + r.uniform(0.05, 0.075), top, y1,
+              pick(r, [(160, 172, 188), (176, 184, 194), (146, 158, 178)]), cell=0.02)
     for i in range(6):
         pen.rect(x0, y0 + i * 0.02, x1, y0 + i * 0.02 + 0.011, (232, 234, 236))
     far = 0.66 if x0 < 0 else -0.05

@@ -158,8 +158,8 @@ def _lightning(rgb, variant):
             y in enumerate(np.linspace(-.02, .6, 9))]
     draw.line(path, fill=255, width=max(2, size // 70), joint="curve")
     for i in (3, 5):
-        fork = [path[i], (path[i][0] + size * .06, path[i][1] + size * .07), (path[i][0] + size * .08,
-            path[i][1] + size * .16)]
+        fork = [path[i], (path[i][0] + size * .06, path[i][1] + size * .07),
+                (path[i][0] + size * .08, path[i][1] + size * .16)]
         draw.line(fork, fill=255, width=max(1, size // 120))
     glow = np.asarray(bolt.filter(ImageFilter.GaussianBlur(size / 22)), np.float32)[..., None] * 2.2
     return np.maximum(rgb + glow * [.8, .8, 1], np.asarray(bolt)[..., None] * [1, 1, .92])

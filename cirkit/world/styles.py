@@ -160,13 +160,13 @@ def _comic(img):
 # %% ../../nbs/world/03c_styles.ipynb #c9b11e153
 @lru_cache(maxsize=4)
 def _tiles(size):
-    "Tiles of a mosaic: index into the picture at a quarter of its size, and shade (uint16; grout is pale, so it is a mask)."
+    "Tiles: index into the picture at a quarter of its size, shade (uint16, 256 means one), and where the grout is."
     rng, step = np.random.default_rng(6), 7.5 * size / 224
     n = int(np.ceil(size / step))
     y, x = np.mgrid[:size, :size].astype(np.float32) + 0.5
     best, second, index = np.full((size, size), 1e9), np.full((size, size), 1e9), np.zeros((size, size), int)
-    jitter, tone, quarter = rng.uniform(-.33, .33, (n + 2, n + 2, 2)), rng.integers(222, 257, (n + 2,
-        n + 2)), -(-size // 4)
+    jitter, tone, quarter = rng.uniform(-.33, .33, (n + 2, n + 2, 2)), rng.integers(222, 257,
+        (n + 2, n + 2)), -(-size // 4)
     shade = np.zeros((size, size), np.uint16)
     for dj in (-1, 0, 1):
         for di in (-1, 0, 1):
@@ -198,8 +198,8 @@ def _grid(size):
 
 
 _BLUE = np.linspace((18, 52, 122), (246, 250, 255), 256).astype(np.uint8)
-_BROWN = np.stack([np.interp(np.arange(256), [0, 110, 255], c) for c in ((40, 150, 255), (24, 106, 240), (10, 62,
-    204))], 1).astype(np.uint8)
+_BROWN = np.stack([np.interp(np.arange(256), [0, 110, 255], c) for c in ((40, 150, 255), (24, 106, 240),
+    (10, 62, 204))], 1).astype(np.uint8)
 
 
 def _blueprint(img):
