@@ -17,7 +17,8 @@ from pathlib import Path, PurePosixPath
 from .errors import CirkitError
 from .fingerprint import file_digest
 from .io import FORMATS, MAX_IMAGE_BYTES, ImageError, decode_image, read_bytes, safe_member, scan_jsonl
-from .records import Candidate, Protocol, Query, label_faults, read_head, read_labels
+from .records import label_faults, read_head, read_labels
+from .rows import Candidate, Protocol, Query
 
 # %% ../nbs/core/07_check.ipynb #c6b8b91b1
 KINDS = ('bad file', 'bad row', 'duplicate id', 'unknown id', 'no positive', 'positive absent from gallery',
@@ -139,6 +140,7 @@ def _copies(scans, faults: list, users: dict) -> dict[str, str]:
             faults.append(Fault('duplicate image', users[s.image][0], f"{s.image} has the same {how} as {twin} of {users[twin][0]}; keep one"))
     return same
 
+# %% ../nbs/core/07_check.ipynb #c2d4040c2
 def _gallery_faults(tables: _Tables, same: dict, faults: list):
     "One image under two candidates, and references among the candidates."
     by_image = {}
@@ -154,7 +156,7 @@ def _gallery_faults(tables: _Tables, same: dict, faults: list):
             if cid := content.get(same.get(image, image)):
                 faults.append(Fault('reference in gallery', q.id, f"{image} is in the gallery as {cid}; remove the candidate"))
 
-# %% ../nbs/core/07_check.ipynb #c7ff1b140
+# %% ../nbs/core/07_check.ipynb #cb8f0dbe9
 def _count_faults(tables: _Tables, images: int, faults: list):
     found = {'queries': len(tables.queries), 'gallery': len(tables.gallery), 'images': images,
              'positives': sum(map(len, tables.pos.values())), 'negatives': sum(map(len, tables.neg.values()))}
@@ -172,6 +174,7 @@ def _hash_faults(folder: Path, files: dict, faults: list):
                 faults.append(Fault('hash mismatch', name, "changed since benchmark.json was written; get it again"))
         except CirkitError as e: faults.append(Fault('bad file', name, str(e)))
 
+# %% ../nbs/core/07_check.ipynb #ccef19f07
 def _promised_images(folder: Path, faults: list) -> dict[str, str]:
     "Image -> SHA-256, from images.sha256."
     path = folder / 'images.sha256'
@@ -182,7 +185,7 @@ def _promised_images(folder: Path, faults: list) -> dict[str, str]:
         return {}
     return {image: hash for hash, _, image in (line.partition('  ') for line in lines)}
 
-# %% ../nbs/core/07_check.ipynb #ccef19f07
+# %% ../nbs/core/07_check.ipynb #c856002f7
 def _sources(tables: _Tables) -> dict[str, str]:
     "Source -> the first id made from it."
     rows = [*tables.queries.values(), *tables.gallery.values()]
@@ -198,7 +201,7 @@ def _leaks(tables: _Tables, scans: list, users: dict, other: Path, workers: int)
     return faults + [Fault('shared source', users[s.image][0], f"{s.image} has the same pixels as {hashes[s.pixel_hash]} of {other}; "
                            "remove it from one") for s in scans if s.pixel_hash in hashes]
 
-# %% ../nbs/core/07_check.ipynb #c856002f7
+# %% ../nbs/core/07_check.ipynb #c902c4578
 def check_folder(folder,            # a benchmark's folder
                  against=None,      # another benchmark's folder that must share no source, e.g. the training split
                  workers: int=2,    # threads that read images

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAX_BYTES', 'MAX_LINE', 'MAX_PIXELS', 'MAX_IMAGE_BYTES', 'FORMATS', 'atomic', 'sweep', 'check_relative',
-           'safe_member', 'read_bytes', 'read_json', 'write_json', 'scan_jsonl', 'read_jsonl', 'write_jsonl',
+           'safe_member', 'read_bytes', 'read_json', 'to_json', 'write_json', 'scan_jsonl', 'read_jsonl', 'write_jsonl',
            'ImageError', 'decode_image', 'read_image', 'encode_image', 'write_image']
 
 # %% ../nbs/core/04_io.ipynb #c85247434
@@ -141,14 +141,15 @@ def _scalar(obj):
     if isinstance(obj, (np.generic, np.ndarray)): return obj.tolist()
     raise TypeError(f"{type(obj).__name__} is not a JSON value")
 
-def _dump(obj, where, indent=None) -> bytes:
+def to_json(obj, where, indent: int|None=None) -> bytes:  # UTF-8 with a line end
+    "Strict JSON of `obj`; `where` is named when it has none."
     try: return json.dumps(obj, indent=indent, default=_scalar, ensure_ascii=False, allow_nan=False).encode('utf-8') + b'\n'
     except (TypeError, ValueError, RecursionError) as e:
         raise CirkitError(f"{where}: cannot be written as JSON ({e}); use finite numbers, strings, lists and dicts") from None
 
 def write_json(path, obj):  # keys stay in the order given
     "Write `obj` as a JSON file, atomically."
-    data = _dump(obj, path, indent=1)
+    data = to_json(obj, path, indent=1)
     with atomic(path) as temp: temp.write_bytes(data)
 
 # %% ../nbs/core/04_io.ipynb #cbc1616ae
@@ -187,7 +188,7 @@ def write_jsonl(path, rows):  # rows: dicts, from any iterable
     with atomic(path) as temp, open(temp, 'wb') as f:
         for n, row in enumerate(rows, 1):
             if not isinstance(row, dict): raise CirkitError(f"{path} line {n}: a row must be a dict, not {type(row).__name__}; mend the caller")
-            f.write(_dump(row, f"{path} line {n}"))
+            f.write(to_json(row, f"{path} line {n}"))
 
 # %% ../nbs/core/04_io.ipynb #c5f23ec5d
 MAX_PIXELS = 64_000_000        # of one image

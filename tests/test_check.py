@@ -4,13 +4,20 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cirkit.check import KINDS, check_folder
 from cirkit.errors import CirkitError
 from cirkit.io import encode_image, write_image
 from cirkit.records import Benchmark, Candidate, Protocol, Query
+
+
+@pytest.fixture(autouse=True, scope='module')
+def no_waiting_for_the_disk():
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr('cirkit.io._sync', lambda path: None)
+        yield
 
 
 def build(folder, n=3, seed=0, size=16):
@@ -93,7 +100,7 @@ values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_si
                       max_leaves=12)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(tables=st.dictionaries(st.sampled_from(['queries.jsonl', 'corpus.jsonl', 'instances.jsonl', 'benchmark.json', 'images.sha256']),
                               st.binary(max_size=60) | st.lists(values, max_size=4).map(lambda v: '\n'.join(map(json.dumps, v)).encode())))
 def test_no_folder_stops_the_checker(tmp_path_factory, tables):

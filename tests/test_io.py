@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -12,7 +12,7 @@ from cirkit.errors import CirkitError
 from cirkit.io import (ImageError, atomic, check_relative, decode_image, encode_image, read_image, read_json, read_jsonl,
                        safe_member, scan_jsonl, sweep, write_image, write_json, write_jsonl)
 
-fast = settings(max_examples=60, deadline=None)
+fast = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 text = st.text(st.characters(exclude_categories=['Cs']), max_size=20)
 scalars = st.none() | st.booleans() | st.integers(-2**63, 2**63) | st.floats(allow_nan=False, allow_infinity=False) | text
 values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(text, v, max_size=3), max_leaves=8)
@@ -62,7 +62,7 @@ def test_a_truncated_image_is_never_read(image, suffix, data):
     assert e.value.kind in ('zero-byte', 'truncated', 'not an image')
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(image=images, suffix=st.sampled_from(['.png', '.jpg']), at=st.integers(0, 10**6), byte=st.integers(0, 255),
        junk=st.binary(max_size=40))
 def test_damaged_images_give_pixels_or_an_image_error(image, suffix, at, byte, junk):

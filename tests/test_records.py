@@ -5,14 +5,21 @@ import os
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cirkit.errors import CirkitError
 from cirkit.io import write_jsonl
 from cirkit.records import Benchmark, Candidate, Protocol, Query
 
-fast = settings(max_examples=40, deadline=None)
+
+@pytest.fixture(autouse=True, scope='module')
+def no_waiting_for_the_disk():
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr('cirkit.io._sync', lambda path: None)
+        yield
+
+fast = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 text = st.text(st.characters(exclude_categories=['Cs']), max_size=12)
 name = text.filter(str.strip)
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
@@ -64,7 +71,7 @@ def test_round_trip(tmp_path_factory, bench, seed):
     assert (mixed.fingerprint, mixed.gallery_hash) == (bench.fingerprint, bench.gallery_hash)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(row=st.dictionaries(st.sampled_from(['id', 'image', 'text', 'modality', 'category', 'source', 'zz', 'qid', 'pos', 'neg']),
                            values | st.sampled_from(['text', 'image', 'a.jpg']), max_size=8))
 def test_any_row_is_a_record_or_one_clear_error(tmp_path_factory, row):

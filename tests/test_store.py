@@ -6,14 +6,24 @@ import sys
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cirkit.errors import CirkitError
+from cirkit.fingerprint import file_digest
+from cirkit.io import write_json
 from cirkit.store import Store
 
-fast = settings(max_examples=40, deadline=None)
+
+@pytest.fixture(autouse=True, scope='module')
+def no_waiting_for_the_disk():
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr('cirkit.io._sync', lambda path: None)
+        yield
+
+fast = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 def parts(sizes, d=3):
@@ -52,7 +62,7 @@ def whole(tmp_path_factory):
     return content(folder)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(name=st.sampled_from(['part-00000.safetensors', 'part-00001.safetensors', 'index.parquet', 'manifest.json']),
        at=st.integers(0, 10**6), how=st.sampled_from(['cut', 'flip', 'gone', 'swap']), bit=st.integers(0, 7))
 def test_damage_is_an_error_or_a_miss_and_never_wrong_vectors(tmp_path_factory, whole, name, at, how, bit):
@@ -78,6 +88,19 @@ def test_damage_is_an_error_or_a_miss_and_never_wrong_vectors(tmp_path_factory, 
     for n in shards.keys() - store.done('k', repair=True): store.put_shard('k', n, *shards[n])
     store.finish('k', 2, {'d': 3})
     assert content(folder) == whole
+
+
+def test_an_index_that_lies_is_caught_by_the_ids_in_the_shards(tmp_path):
+    store = Store(tmp_path)
+    fill(store, 'k', parts([4, 3]))
+    index = pd.read_parquet(tmp_path / 'k' / 'index.parquet')
+    index['row'] = index['row'].to_numpy()[[1, 0, 2, 3, 4, 5, 6]].astype('i4')
+    index.to_parquet(tmp_path / 'k' / 'index.parquet')
+    manifest = store.manifest('k')
+    manifest['files']['index.parquet'] = file_digest(tmp_path / 'k' / 'index.parquet')
+    write_json(tmp_path / 'k' / 'manifest.json', manifest)
+    with pytest.raises(CirkitError, match='shard 0 and index differ'): store.gather('k', ['id-0'])
+    assert store.gather('k', ['id-4'])[0, 0] == 4
 
 
 @pytest.mark.parametrize('stop_at', range(4))
