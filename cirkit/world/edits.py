@@ -9,7 +9,7 @@ __all__ = ['CLEARLY', 'MIN_CHANGE', 'MIN_SPRITE_CHANGE', 'CLEARLY_NOT', 'MAX_HID
 # %% ../../nbs/world/07b_edits.ipynb #c168e1621
 import dataclasses
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from .classes import CLASSES
 from .postconditions import (FRAME_FIELDS, NATURAL, SEEN, SURFACE, THING_FIELDS, Edit, apply_all, apply_edit,
                                          compatible, from_dict, hidden, holds, negated, satisfies, to_dict)
 from .render import cutout, render
-from .scene import (MAX_COUNT, RELATIONS, SIDES, TABLES, Scene, Thing, belongs, fits, in_air, overlap,
-                                pick, place, related)
+from .scene import (EDGE, GROUND, MARGIN, MAX_COUNT, MAX_OVERLAP, RELATIONS, SIDES, TABLES, Scene, Thing, at,
+                                belongs, crowding, hangs, in_air, pick, place, related)
 from .sprites import own_color
 from .vocab import BACKGROUNDS
 
@@ -72,11 +72,12 @@ def _field_edits(scene, subcategory, rng):
     "All new values of one field of any thing."
     table = TABLES[THING_FIELDS[subcategory]]
     for t, value in shuffled(rng, product(scene.things, table)):
-        own = subcategory == "color" and t.color is None and value == own_color(t.cls)   # already so by nature
-        if not own: yield Edit(subcategory, t.key, value)
+        if subcategory == "color" and t.color is None and value == own_color(t.cls): continue   # so by nature
+        if subcategory == "shape" and t.action: continue                                        # one hides the other
+        yield Edit(subcategory, t.key, value)
 
 def _action_edits(scene, subcategory, rng):
-    pairs = [(t, a) for t in scene.things for a in CLASSES[t.cls].actions]
+    pairs = [(t, a) for t in scene.things for a in CLASSES[t.cls].actions if not t.shape]
     for t, action in shuffled(rng, pairs): yield Edit(subcategory, t.key, action)
 
 def _count_edits(scene, subcategory, rng):
@@ -91,7 +92,7 @@ def _new_classes(scene, rng):
         if belongs(cls, scene.background) and not any(related(cls, t.cls) for t in scene.things): yield cls
 
 def _addition_edits(scene, subcategory, rng):
-    for cls in _new_classes(scene, rng):
+    for cls in islice(_new_classes(scene, rng), 20):
         new = place(Thing(f"a-{cls}", cls), scene.things, rng, scale=1.1)
         if new is None: continue
         thing = {f: getattr(new, f) for f in ("key", "cls", "x", "y", "size", "depth")}
@@ -104,8 +105,7 @@ def _replace_edits(scene, subcategory, rng):
     for cls in _new_classes(scene, rng):
         t, new = pick(rng, scene.things), CLASSES[cls]
         old = CLASSES[t.cls]
-        same_place = (old.place in ("sky", "wall")) == (new.place in ("sky", "wall"))
-        if same_place and abs(old.size - new.size) < 0.25: yield Edit(subcategory, t.key, cls)
+        if hangs(t.cls) == hangs(cls) and abs(old.size - new.size) < 0.25: yield Edit(subcategory, t.key, cls)
 
 # %% ../../nbs/world/07b_edits.ipynb #c244193ca
 CLEARLY_NOT = {  # relation -> test of (thing, other) in the reference
@@ -116,33 +116,31 @@ CLEARLY_NOT = {  # relation -> test of (thing, other) in the reference
 MAX_HIDDEN = 0.3   # share of a cell that a thing in front may cover
 
 def _spots(thing, relation, other, rng, tries=60):
-    "Random places for a thing, near the other if the relation needs it."
-    half = thing.size/2
-    for u, v in rng.random((tries, 2)):
-        x, y = 0.04 + half + u*(0.92 - thing.size), thing.y
-        if relation in ("above", "in front of", "behind"): x = other.x + (u - .5)*.2
-        if relation == "above": y = other.y - other.size + .05 - .1*v
-        if relation == "in front of": y = other.y + .1 + .2*v
-        if relation == "behind": y = other.y - .1 - .2*v
-        spot = dataclasses.replace(thing, x=round(x, 3), y=round(y, 3), depth=round(y, 3))
-        left, top, right, bottom = spot.box
-        if min(left, top) >= 0.02 and max(right, bottom) <= 0.98 and in_air(spot) == in_air(thing): yield spot
+    "Random places where the relation holds; (x, y) arrays."
+    u, v = rng.random((2, tries))
+    low, high = EDGE + thing.size/2, 1 - EDGE - thing.size/2
+    x_range = {"left of": (low, other and other.x - MARGIN), "right of": (other and other.x + MARGIN, high), "left side": (low, .31),
+               "right side": (.69, high), "middle": (.42, .58)}.get(relation) or (other.x - .1, other.x + .1)
+    y_range = {"above": lambda: (thing.size, other.y - other.size + .05), "in front of": lambda: (other.y + .1, other.y + .3),
+               "behind": lambda: (other.y - .3, other.y - .1)}.get(relation, lambda: (thing.y, thing.y))()
+    x, y = (a + r*(b - a) for r, (a, b) in zip((u, v), (x_range, y_range)))
+    inside = (x >= low) & (x <= high) & (y >= thing.size + .02) & (y <= .98) & ((y < GROUND) == in_air(thing))
+    return np.round(x[inside], 3), np.round(y[inside], 3)
 
-def _seen(spot, relation, other, things):
-    "Whether the moved thing hides nothing and is not hidden."
-    if relation in ("in front of", "behind"):
-        front, back = (spot, other) if relation == "in front of" else (other, spot)
-        if overlap(back, front) > MAX_HIDDEN: return False
-        things = [t for t in things if t.key != other.key]
-    return fits(spot, things)
+def _free(x, y, thing, relation, other, things):
+    "Which places hide nothing and are not hidden."
+    near = other if relation in ("in front of", "behind") else None
+    free = crowding(x, y, thing.size, [t for t in things if t is not thing and t is not near]) <= MAX_OVERLAP
+    return free & (crowding(x, y, thing.size, [near]) <= MAX_HIDDEN) if near else free
 
 # %% ../../nbs/world/07b_edits.ipynb #cc84613cd
 def _move(scene, t, relation, other, rng):
     "The edit that brings a thing into a relation, or None if there is no room."
     if not CLEARLY_NOT[relation](t, other): return None
+    x, y = _spots(t, relation, other, rng)
     test = SIDES.get(relation) or (lambda spot: RELATIONS[relation](spot, other))
-    for spot in _spots(t, relation, other, rng):
-        if test(spot) and _seen(spot, relation, other, scene.things):
+    for i in np.flatnonzero(_free(x, y, t, relation, other, scene.things)):
+        if test(spot := at(t, x[i], y[i], t.size)):
             detail = {"x": spot.x, "y": spot.y, "depth": spot.depth, "size": t.size}
             return Edit("spatial", t.key, relation, detail | ({"other": other.key} if other else {}))
     return None

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['MAX_COUNT', 'VIEWPOINT', 'STYLE', 'TIME', 'WEATHER', 'TABLES', 'GROUND', 'MARGIN', 'RELATIONS', 'SIDES',
-           'MAX_OVERLAP', 'GROUND_BAND', 'AIR_BAND', 'EDGE', 'KINDS', 'WATER', 'PLAIN', 'N_THINGS', 'SCALES', 'Thing',
-           'Scene', 'with_thing', 'adding', 'without', 'thing_from_dict', 'to_dict', 'from_dict', 'in_air', 'relations',
-           'overlap', 'fits', 'cell_size', 'place', 'related', 'belongs', 'pick', 'sample_looks', 'sample_frame',
-           'sample_scene']
+           'MAX_OVERLAP', 'GROUND_BAND', 'AIR_BAND', 'EDGE', 'KINDS', 'WATER', 'PLAIN', 'DOERS', 'N_THINGS', 'SCALES',
+           'Thing', 'Scene', 'with_thing', 'adding', 'without', 'thing_from_dict', 'to_dict', 'from_dict', 'in_air',
+           'relations', 'overlap', 'crowding', 'cell_size', 'hangs', 'place', 'at', 'related', 'belongs', 'pick',
+           'sample_looks', 'sample_frame', 'sample_scene']
 
 # %% ../../nbs/world/05_scene.ipynb #c332da7d8
 import dataclasses
@@ -154,19 +154,32 @@ def overlap(a: Thing, b: Thing) -> float:  # fraction of a's cell, 0 to 1
     (al, at, ar, ab), (bl, bt, br, bb) = a.box, b.box
     return max(0., min(ar, br) - max(al, bl))*max(0., min(ab, bb) - max(at, bt))/a.size**2
 
-def fits(thing: Thing, others) -> bool:
-    "Whether the thing hides no other and no other hides it."
-    return all(max(overlap(thing, o), overlap(o, thing)) <= MAX_OVERLAP for o in others if o.key != thing.key)
+def crowding(x, y, size,  # of candidate cells, numbers or arrays (n,)
+             others,      # things that are already there
+            ) -> np.ndarray:  # (n,) the largest share that one cell covers of another, or is covered
+    "How much candidate cells get in the way of others, both ways, at the worst."
+    worst = np.zeros(np.broadcast(x, y, size).shape)
+    for o in others:
+        left, top, right, bottom = o.box
+        wide = np.minimum(x + size/2, right) - np.maximum(x - size/2, left)
+        high = np.minimum(y, bottom) - np.maximum(y - size, top)
+        shared = np.maximum(wide, 0)*np.maximum(high, 0)
+        worst = np.maximum(worst, shared/np.minimum(size, o.size)**2)
+    return worst
 
 # %% ../../nbs/world/05_scene.ipynb #c1abefba1
 def cell_size(cls: str,         # class name
-              y: float,         # lower edge
+              y,                # lower edge, number or array
               scale: float=1.,  # of the whole scene: fewer things are drawn larger
-             ) -> float:        # side of the cell, fraction of the frame
+             ):                 # side of the cell, fraction of the frame
     "How large a thing is drawn."
     base = 0.23 + 0.12*min(CLASSES[cls].size, 1.)
-    far = 0.8 + 0.2*(y - GROUND_BAND[0])/(GROUND_BAND[1] - GROUND_BAND[0]) if y >= GROUND else 0.8
-    return round(base*far*scale, 3)
+    far = 0.8 + 0.2*np.clip((y - GROUND_BAND[0])/(GROUND_BAND[1] - GROUND_BAND[0]), 0, 1)
+    return np.round(base*far*scale, 3)
+
+def hangs(cls: str) -> bool:
+    "Whether a thing of this class hangs in the air or on a wall."
+    return CLASSES[cls].place in ("sky", "wall")
 
 def place(thing: Thing,             # its x, y, size and depth are replaced
           others,                   # the things that are already there
@@ -175,14 +188,18 @@ def place(thing: Thing,             # its x, y, size and depth are replaced
           tries: int=40,            # random spots to look at
          ) -> Thing | None:         # None: no free spot
     "The thing at a random free spot where its class belongs."
-    low, high = AIR_BAND if CLASSES[thing.cls].place in ("sky", "wall") else GROUND_BAND
-    for u, v in rng.random((tries, 2)):
-        y = round(low + u*(high - low), 3)
-        size = cell_size(thing.cls, y, scale)
-        x = round(EDGE + size/2 + v*(1 - 2*EDGE - size), 3)
-        new = dataclasses.replace(thing, x=x, y=max(y, round(size + EDGE/2, 3)), size=size, depth=y)
-        if fits(new, others): return new
-    return None
+    low, high = AIR_BAND if hangs(thing.cls) else GROUND_BAND
+    u, v = rng.random((2, tries))
+    y = np.round(low + u*(high - low), 3)
+    size = cell_size(thing.cls, y, scale)
+    x = np.round(EDGE + size/2 + v*(1 - 2*EDGE - size), 3)
+    y = np.maximum(y, np.round(size + EDGE/2, 3))
+    free = np.flatnonzero(crowding(x, y, size, others) <= MAX_OVERLAP)
+    return at(thing, x[free[0]], y[free[0]], size[free[0]]) if len(free) else None
+
+def at(thing: Thing, x: float, y: float, size: float) -> Thing:
+    "The thing in another cell."
+    return dataclasses.replace(thing, x=float(x), y=float(y), size=float(size), depth=float(y))
 
 # %% ../../nbs/world/05_scene.ipynb #cade859c2
 KINDS = [set(kind.split(", ")) for kind in (                 # classes that one word could mean
@@ -213,6 +230,7 @@ def belongs(cls: str,         # class name
 
 # %% ../../nbs/world/05_scene.ipynb #c85592604
 PLAIN = 0.45                                             # share of things in their natural look
+DOERS = 0.2                                              # share picked among the classes with actions
 N_THINGS = {1: 0.12, 2: 0.38, 3: 0.36, 4: 0.14}          # number of things -> probability
 SCALES = {1: 1.5, 2: 1.35, 3: 1.15, 4: 1.}              # number of things -> scale
 
@@ -225,14 +243,14 @@ def pick(rng: np.random.Generator, options):
 def sample_looks(cls: str,                  # class name
                  rng: np.random.Generator,
                 ) -> dict:                  # fields of `Thing`
-    "Random explicit looks of a thing: often none, seldom two; a count; an action if the class has any."
+    "Random explicit looks of a thing: often none, seldom two; a count; an action if the class has any (not with a shape: one hides the other)."
     looks = {}
     if rng.random() >= PLAIN:
         field = str(rng.choice(["color", "material", "pattern"], p=[.6, .15, .25]))
         looks[field] = pick(rng, TABLES[field])
     if rng.random() < 0.08: looks["shape"] = pick(rng, SHAPES)
     if rng.random() < 0.3: looks["count"] = int(rng.integers(2, 6))
-    if CLASSES[cls].actions: looks["action"] = pick(rng, CLASSES[cls].actions)
+    if CLASSES[cls].actions and "shape" not in looks: looks["action"] = pick(rng, CLASSES[cls].actions)
     return looks
 
 def sample_frame(background: str,           # a name in `BACKGROUNDS`
@@ -255,9 +273,10 @@ def sample_scene(seed: int | np.random.Generator,  # the same seed gives the sam
     background = pick(rng, BACKGROUNDS)
     n = int(rng.choice(list(N_THINGS), p=list(N_THINGS.values())))
     things, names = [], [c for c in CLASSES if belongs(c, background)]
+    doers = [c for c in names if CLASSES[c].actions]
     for _ in range(50):
         if len(things) == n: break
-        cls = pick(rng, names)
+        cls = pick(rng, doers if doers and rng.random() < DOERS else names)
         if any(related(cls, t.cls) for t in things): continue
         thing = Thing(f"t{len(things)}", cls, **sample_looks(cls, rng))
         placed = place(thing, things, rng, SCALES[n])
