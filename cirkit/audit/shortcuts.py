@@ -74,7 +74,8 @@ def best_ranks(ranks: pd.DataFrame,  # RankTables of several models in three mod
     rank = [min(a + t for a, t in zip(above, tied)) + 1 for above, tied in zip(ranks.above, ranks.tied)]
     wide = ranks.assign(rank=rank).pivot(index="qid", columns=["modality", "model"], values="rank").reindex(ranks.qid.unique())
     parts, gone = {}, {"composed", "text", "image"} - set(ranks.modality)
-    if gone or wide.isna().any(axis=None): raise CirkitError(f"some model lacks the ranks of a query or modality{''.join(f' {m!r}' for m in sorted(gone))}; rank every model with composed, text and image queries")
+    if gone or wide.shape[1] != 3 * ranks.model.nunique() or wide.isna().any(axis=None):
+        raise CirkitError(f"some model lacks the ranks of a query or modality{''.join(f' {m!r}' for m in sorted(gone))}; rank every model with composed, text and image queries")
     hit = {}
     for kind, modality in zip(MODALITIES, ("composed", "text", "image")):
         some = wide[modality].sort_index(axis=1)
