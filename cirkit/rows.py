@@ -120,7 +120,7 @@ CAPTION_POLICIES = ('single', 'join', 'join-swapped', 'each')
 class Protocol:
     "How a benchmark is to be scored."
     name: str = 'edir'
-    gallery: str = 'paper'                # name of the ranked set; 'all': the references belong to it
+    gallery: str = 'folder'               # name of the ranked set; 'all': the references belong to it
     exclude_reference: bool = True        # a query's own reference never counts as a candidate
     caption_policy: str = 'single'        # what is done with several captions of one query
     query_template: str = '{text}'        # the text that is sent
