@@ -127,7 +127,7 @@ def _execute(path, copy, parameters, cwd, timeout):
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
     try: papermill.execute_notebook(str(path).replace('{', '{{').replace('}', '}}'), str(copy), parameters, kernel_name='python3',
                                     progress_bar=False, cwd=str(cwd), execution_timeout=timeout,
-                                    extra_arguments=['--log-level=ERROR'])
+                                    extra_arguments=['--log-level=CRITICAL'])
     except papermill.PapermillExecutionError as error: return str(error.evalue).strip()
     except DeadKernelError: return 'the kernel died, most likely for want of memory; close other programs or take a smaller profile'
     except CellTimeoutError: return f'a cell ran for more than {timeout} s; raise the limit or take a smaller profile'
