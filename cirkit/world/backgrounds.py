@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageChops, ImageDraw
 
 from ..errors import unknown
 from ..fingerprint import item_seed
@@ -73,37 +73,29 @@ def backdrop(
     pen = Pen(size, horizon, np.random.default_rng(item_seed("background", name, seed)))
     _KINDS[name](pen)
     side = canvas_size(size)
-    pixels = np.asarray(pen.image.reduce(2))
-    sky = 255 - pixels[..., 3]
-    x, y = pen.rng.integers(0, max(1, 1025 - side), 2)
-    grain = _grain_for(side)[y:y + side, x:x + side, None]
-    image = (pixels[..., :3].astype(np.uint16) * grain >> 8).astype(np.uint8)
-    field = np.minimum(np.asarray(pen.ground), pixels[..., 3])
+    x, y = (int(v) for v in pen.rng.integers(0, max(1, 1025 - side), 2))
+    grain = _grain(max(side, 1024)).crop((x, y, x + side, y + side))
+    pixels = np.asarray(ImageChops.multiply(pen.image.reduce(2), grain))
+    image, seen = np.ascontiguousarray(pixels[..., :3]), pixels[..., 3]
+    sky, field = 255 - seen, np.minimum(np.asarray(pen.ground), seen)
     parts = (image, sky, field, *_lamp_light(pen.lamps, size))
     for part in parts:
         part.setflags(write=False)
     return Backdrop(*parts, horizon)
 
-# %% ../../nbs/world/03_backgrounds.ipynb #cad6d139b
-@lru_cache(maxsize=4)
-def _grain():
-    "A (1024, 1024) uint8 field of smooth noise around 246, which multiplies a picture to take away its flatness."
+# %% ../../nbs/world/03_backgrounds.ipynb #c9cd0d755
+@lru_cache(maxsize=2)
+def _grain(side):
+    "Smooth noise a little below 255 in three bands, which takes away a picture's flatness; 255 in the fourth."
     rng = np.random.default_rng(7)
-    total = np.zeros((1024, 1024), np.float32)
+    total = np.zeros((side, side), np.float32)
     for cells, weight in ((16, 0.35), (64, 0.5), (256, 0.6), (1024, 0.6)):
         coarse = Image.fromarray(rng.standard_normal((cells, cells)).astype(np.float32))
-        total += weight * np.asarray(coarse.resize((1024, 1024), Image.BICUBIC))
-    return np.clip(246 + 6 * total, 215, 255).astype(np.uint8)
+        total += weight * np.asarray(coarse.resize((side, side), Image.BICUBIC))
+    field = np.clip(251 + 6 * total, 215, 255).astype(np.uint8)
+    return Image.frombytes("CMYK", (side, side), np.dstack([field, field, field, np.full_like(field, 255)]).tobytes())
 
-
-@lru_cache(maxsize=8)
-def _grain_for(side):
-    "The noise field as uint16, repeated when the canvas is larger than it."
-    field = np.minimum(_grain().astype(np.uint16) + 6, 256)
-    times = -(-side // 1024)
-    return np.tile(field, (times, times)) if times > 1 else field
-
-# %% ../../nbs/world/03_backgrounds.ipynb #c1a508c4c
+# %% ../../nbs/world/03_backgrounds.ipynb #c5e19a12a
 @lru_cache(maxsize=8)
 def _halo(radius):
     "A round glow, (2r, 2r) uint8."
@@ -114,6 +106,8 @@ def _halo(radius):
 def _lamp_light(lamps, size):
     "Light of lamps and lit windows, and the part that falls on things; drawn at half size, since light is soft."
     side, k = canvas_size(size), size / 2
+    if not lamps:
+        return np.zeros((side, side), np.uint8), np.zeros((side, side), np.uint8)
     half = Image.new("L", (side // 2, side // 2))
     for kind, x, y, *rest in lamps:
         if kind == "glow":
@@ -128,7 +122,7 @@ def _lamp_light(lamps, size):
             draw.rectangle([x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)], fill=255)
     return np.array(large), glow
 
-# %% ../../nbs/world/03_backgrounds.ipynb #cb78d40ba
+# %% ../../nbs/world/03_backgrounds.ipynb #c719068d1
 def background(
     name: str,                       # a key of `BACKGROUNDS`
     seed: int,                       # which place of that kind

@@ -88,6 +88,9 @@ class Camera:
         return Frame(image, ids, sky, ground * bare, np.where(bare, lights, glow))
 
     def warp_ids(self, ids: np.ndarray) -> np.ndarray:    # (c, c) any dtype -> (size, size), the value at each centre
+        if self.viewpoint == "eye level":
+            m = margin(self.size)
+            return ids[m:m + self.size, m:m + self.size]
         return ids.reshape(-1).take(_indices(self.viewpoint, self.size)[0]).reshape(self.size, self.size)
 
 # %% ../../nbs/world/03b_camera.ipynb #c95dfdc62

@@ -126,10 +126,10 @@ class Air:
 
 AIRS = {
     "cloudy": Air(((150, 156, 166), (226, 230, 234)), .84, .2, 6),
-    "rainy": Air(((112, 122, 138), (164, 172, 184)), .68, .3, 8),
+    "rainy": Air(((112, 122, 138), (164, 172, 184)), .76, .3, 6),
     "snowy": Air(((196, 202, 212), (236, 240, 244)), .88, .2, 18),
     "foggy": Air(((206, 210, 212), (222, 224, 226)), .88, .3, 14),
-    "stormy": Air(((34, 36, 54), (98, 100, 122)), .50, .25, 4)}
+    "stormy": Air(((34, 36, 54), (98, 100, 122)), .58, .25, 2)}
 
 DIM = {"noon": 1.0, "morning": 1.0, "dawn": .88, "sunset": .8, "dusk": .5, "night": .3}    # clouds' share of daylight
 VARIANTS = 4    # different clouds, drops and flakes; a seed picks one

@@ -247,7 +247,7 @@ def night_sky(pen):
 # %% ../../nbs/world/02e_outdoors.ipynb #cb79f6d43
 @lru_cache(maxsize=8)
 def _starry(side, variant):
-    "A night sky with a milky way; its fourth channel is zero."
+    "A night sky with a milky way, as part of the scenery: no time of day repaints it."
     rng = np.random.default_rng(item_seed("stars", variant))
     y, x = np.mgrid[0:1:side * 1j, 0:1:side * 1j].astype(np.float32)
     band = np.exp(-((y - 0.62 + (x - 0.5) * rng.choice([-0.7, 0.7])) / 0.09) ** 2)
@@ -257,5 +257,5 @@ def _starry(side, variant):
     for n, r, v in ((900, 1, 150), (260, 2, 210), (40, 3, 255)):
         for px, py in rng.integers(3, side - 3, (n, 2)):
             rgb[py:py + r, px:px + r] += v * rng.uniform(0.5, 1)
-    sky = np.dstack([np.clip(rgb, 0, 255), np.zeros_like(y)]).astype(np.uint8)
+    sky = np.dstack([np.clip(rgb, 0, 255), np.full_like(y, 255)]).astype(np.uint8)
     return Image.frombytes("CMYK", (side, side), sky.tobytes())
