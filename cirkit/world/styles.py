@@ -130,7 +130,7 @@ def _pencil(img):
 
 def _pixel_art(img):
     size = len(img)
-    n = max(8, size // 5)
+    n = max(8, size // 4)
     small = np.asarray(Image.fromarray(img).resize((n, n), Image.BOX))
     return np.asarray(Image.fromarray(_STEPS[small]).resize((size, size), Image.NEAREST))
 
@@ -149,9 +149,10 @@ def _dots(size):
 
 
 def _comic(img):
-    ink = _edges(img) > 34
+    ink = _edges(img) > 52
     ink[:-1] |= ink[1:].copy()
-    out = _INKS[img]
+    flat = Image.fromarray(img).reduce(2).resize(img.shape[1::-1], Image.BILINEAR)    # grain would print as specks
+    out = _INKS[np.asarray(flat)]
     dark = _luma(img) < _dots(len(img))
     out[dark] -= out[dark] >> 2
     out[ink] = (16, 14, 20)
@@ -161,7 +162,7 @@ def _comic(img):
 @lru_cache(maxsize=4)
 def _tiles(size):
     "Tiles: index into the picture at a quarter of its size, shade (uint16, 256 means one), and where the grout is."
-    rng, step = np.random.default_rng(6), 7.5 * size / 224
+    rng, step = np.random.default_rng(6), 6.5 * size / 224
     n = int(np.ceil(size / step))
     y, x = np.mgrid[:size, :size].astype(np.float32) + 0.5
     best, second, index = np.full((size, size), 1e9), np.full((size, size), 1e9), np.zeros((size, size), int)
