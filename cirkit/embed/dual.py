@@ -97,14 +97,14 @@ def pack(weight: torch.Tensor) -> dict[str, torch.Tensor]:  # suffix of the name
     rows = weight.float().flatten(1)
     scale = (rows.abs().amax(1).clamp_min(1e-8)/127).to(torch.float16).clamp_min(2**-24)
     steps = (rows/scale.float()[:, None]).round().clamp(-127, 127)
-    return {"": steps.to(torch.int8).reshape(weight.shape), ".scale": scale}
+    return {"": steps.to(torch.int8).reshape(weight.shape), ".row_scale": scale}
 
 def unpack(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:  # parameter name -> float32
     "The tensors of a stored state."
     def full(name):
         w = stored[name].float()
-        return w if name + ".scale" not in stored else w*stored[name + ".scale"].float().reshape(-1, *[1]*(w.ndim - 1))
-    return {name: full(name) for name in stored if not name.endswith(".scale")}
+        return w if name + ".row_scale" not in stored else w*stored[name + ".row_scale"].float().reshape(-1, *[1]*(w.ndim - 1))
+    return {name: full(name) for name in stored if not name.endswith(".row_scale")}
 
 # %% ../../nbs/embed/03_dual.ipynb #ced8fcd0b
 def save_weights(folder: Path, model: nn.Module, config: dict, tokenizer: Tokenizer | None = None):
