@@ -7,6 +7,7 @@ __all__ = ['GREEN', 'ORANGE', 'GREY', 'facts', 'distribution', 'example', 'defin
            'caption', 'Story', 'story', 'telling_story', 'pipeline']
 
 # %% ../../nbs/report/12_examples.ipynb #cdbc5c0d4
+import textwrap
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,10 +95,13 @@ def entry(run, query, negatives=3):
     return [(query.images[0], 'reference', GREY), (run.bench.pos[query.id][0], 'target', GREEN),
             *((i, 'hard negative', ORANGE) for i in run.bench.neg[query.id][:negatives])]
 
+def _short(text, width):
+    "Cut between words, at `width` characters at most."
+    return textwrap.shorten(text, width, placeholder=' …')
+
 def caption(ax, text, width=110):
     "A query's text below its row."
-    text = ' '.join(text.split()).replace('$', r'\$')
-    ax.annotate('“' + (text if len(text) <= width else text[:width - 1] + '…') + '”', (0, 0), (0, -4), xycoords='axes fraction',
+    ax.annotate('“' + _short(text, width).replace('$', r'\$') + '”', (0, 0), (0, -4), xycoords='axes fraction',
                 textcoords='offset points', va='top', ha='left', fontsize=7, annotation_clip=False)
 
 # %% ../../nbs/report/12_examples.ipynb #c79d45c07
@@ -142,7 +146,7 @@ def pipeline(run: Run,
              story: Story,
             ):                   # a figure of a page's width
     "Figure 2: from a seed image to a benchmark entry."
-    fig = blank(PAGE, 5.15)
+    fig = blank(PAGE, 5.2)
     picture(story.seed, place(fig, 0.05, 0.2, 1.3, 1.3), '1  seed image', frame=GREY)
     arrow(fig, 1.4, 0.85, 1.68, 0.85)
     subs = list(dict.fromkeys(s for s, _ in story.pool))
@@ -150,26 +154,22 @@ def pipeline(run: Run,
     for k, title in ((0, '2  instruction pool'), (3, '')):
         note('\n'.join(_short(line, 105) for line in lines[k:k+3]), place(fig, 1.75 + k*0.88, 0.2, 2.6, 1.3), title, 52, 6)
     _image_set(fig, 1.95, story)
-    _entry(fig, 3.72, run, story)
+    _entry(fig, 3.92, run, story)
     return fig
-
-def _short(text, width):
-    "Cut at `width` characters."
-    return text if len(text) <= width else text[:width - 1].rstrip() + '…'
 
 # %% ../../nbs/report/12_examples.ipynb #cbaf76db2
 def _image_set(fig, y, story, shown=6):
     "The edited set with the verdicts of the first check; a refused one comes last."
     arrow(fig, 3.5, y - 0.42, 3.5, y - 0.17)
-    fig.text(0.05/PAGE, 1 - (y - 0.05)/5.15, '3  edited set, check 1', fontsize=7, va='bottom', fontweight='bold')
-    fig.text(1.75/PAGE, 1 - (y - 0.05)/5.15, _short('all: ' + '; '.join(story.shared), 100), fontsize=6, va='bottom', ha='left')
+    fig.text(0.05/PAGE, 1 - (y - 0.05)/5.2, '3  edited set, check 1', fontsize=7, va='bottom', fontweight='bold')
+    fig.text(1.75/PAGE, 1 - (y - 0.05)/5.2, _short('all: ' + '; '.join(story.shared), 100), fontsize=6, va='bottom', ha='left')
     kept = [i for i in story.images if not i[2]]
     refused = [i for i in story.images if i[2]][:1]
     for k, (pixels, own, why) in enumerate((kept[:shown - len(refused)] + refused)[:shown]):
         ax = place(fig, 0.05 + k*1.155, y, 1.06, 1.06)
         picture(pixels, ax, frame=ORANGE if why else GREEN)
-        lines = [_short(line, 27) for line in own] if not why else [f'refused: {why}']
-        ax.set_xlabel('\n'.join(lines), fontsize=5.5, labelpad=3, color=ORANGE if why else 'black')
+        lines = [textwrap.fill(_short(line, 54), 28) for line in own] if not why else [f'refused: {why}']
+        ax.set_xlabel('\n'.join(lines), fontsize=5.5, labelpad=3, linespacing=1.15, color=ORANGE if why else 'black')
 
 def _entry(fig, y, run, story):
     "Rewriting, the second check, and the entry of the benchmark."

@@ -47,7 +47,7 @@ def pdf_bytes(fig) -> bytes:
     return buffer.getvalue()
 
 # %% ../../nbs/report/02_figures.ipynb #cbad96aed
-REDUCTIONS = ((1, None), (1, 256), (0.8, 256), (0.65, 256), (0.5, 256), (0.5, 64))  # scale, colours
+REDUCTIONS = ((1, None), (1, 256), (0.8, 256), (0.7, 256), (0.6, 256), (0.5, 256), (0.5, 64))  # scale, colours
 
 def _encode(image, scale, colours):
     "PNG of an RGB image, scaled and reduced to some colours."

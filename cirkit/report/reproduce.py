@@ -126,7 +126,8 @@ def reproduce(group='all',         # paper, 'all' or 'long'
     from cirkit.report import steps
     size = profile(profile_name, **({'models': models} if models else {}))
     items, work, out = choose(group, only), work_folder(profile_name, work), out_folder(profile_name, out, work)
-    workers = workers or len(os.sched_getaffinity(0))
+    if models: steps.check_names(size.models)
+    workers = workers or steps.cores()
     failure = steps.ensure(size, work, last_step(items), workers, progress=progress, echo=echo)
     blocked = [i for i in items if failure and steps.after(i.needs, failure.step)]
     reasons = {i: 'forced' if force else why_stale(i, profile_name, out, work) for i in items if i not in blocked}

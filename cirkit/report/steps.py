@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['CODE', 'SIZES', 'BENCHMARK', 'INDEX', 'DO', 'parameters', 'inputs', 'outputs', 'record', 'read_run', 'stale',
-           'do_synth', 'do_embed', 'do_rank', 'run_step', 'Failure', 'after', 'check_profile', 'ensure']
+           'do_synth', 'do_embed', 'do_rank', 'run_step', 'cores', 'check_names', 'Failure', 'after', 'check_profile',
+           'ensure']
 
 # %% ../../nbs/report/08_steps.ipynb #cce91b1cf
+import os
 import time
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .. import paths
-from ..errors import CirkitError
+from ..errors import CirkitError, unknown
 from ..fingerprint import file_digest
 from ..io import atomic, read_json, write_json
 from ..profiles import Profile
@@ -21,7 +23,7 @@ from .code import module_code
 from .items import STEPS
 
 # %% ../../nbs/report/08_steps.ipynb #c4f3def4d
-CODE = {'synth': ('cirkit.synth.pipeline',), 'embed': ('cirkit.embed.engine', 'cirkit.embed.zoo'), 'rank': ('cirkit.ranktable',)}
+CODE = {'synth': ('cirkit.synth.pipeline',), 'embed': ('cirkit.embed.engine', 'cirkit.embed.zoo'), 'rank': ('cirkit.embed.engine', 'cirkit.embed.zoo', 'cirkit.ranktable')}
 SIZES = ('seeds', 'per_simple', 'complex', 'set_images', 'distractors', 'negatives', 'size', 'seed')
 
 def parameters(step: str,      # a stage
@@ -80,8 +82,8 @@ def do_synth(size: Profile, work: Path, workers: int, progress: bool, afresh: bo
 
 def do_embed(size: Profile, work: Path, workers: int, progress: bool, afresh: bool):
     "Embed queries and gallery with every model."
-    from cirkit.report.evaluate import embed_benchmark
-    embed_benchmark(work/'benchmark', size.models, work, progress)
+    from cirkit.report.evaluate import embed_models
+    embed_models(work/'benchmark', size.models, work, progress)
 
 def do_rank(size: Profile, work: Path, workers: int, progress: bool, afresh: bool):
     "Rank the gallery for every query, model and modality."
@@ -103,7 +105,18 @@ def run_step(step: str, size: Profile, work: Path, workers=1, progress=True):
     run['steps'][step] = record(step, size, Path(work), time.monotonic() - begun)
     write_json(Path(work)/'run.json', run)
 
-# %% ../../nbs/report/08_steps.ipynb #cfbff49da
+# %% ../../nbs/report/08_steps.ipynb #cfa7a7c4d
+def cores() -> int:
+    "Cores that this process may use."
+    return len(os.sched_getaffinity(0))
+
+def check_names(models):
+    "Refuse unknown models before any work is done."
+    from cirkit.embed.zoo import MODELS
+    for model in models:
+        if isinstance(model, str) and model not in MODELS: raise unknown('model', model, MODELS)
+
+# %% ../../nbs/report/08_steps.ipynb #c502a524b
 @dataclass(frozen=True)
 class Failure:
     "A stage that failed."
@@ -120,7 +133,7 @@ def check_profile(size: Profile, work: Path):
     if other not in ('', size.name):
         raise CirkitError(f"{work}: holds a run of profile {other!r}, not {size.name!r}; give another --work, or delete the folder")
 
-# %% ../../nbs/report/08_steps.ipynb #c1d376500
+# %% ../../nbs/report/08_steps.ipynb #c9997df5a
 def ensure(size: Profile,      # the sizes
            work: Path,         # the run
            last: str,          # the last stage needed, or ''
