@@ -57,7 +57,11 @@ def why_stale(item: Item,      # an item
     sidecar = Path(out)/'papers'/item.key/f'{item.name}.json'
     if not sidecar.is_file(): return 'never made'
     if not sidecar.with_suffix('.ipynb').is_file(): return 'executed notebook is missing'
-    try: return staleness(read_json(sidecar), out, work, expected(item, profile), notebook_code(item.notebook))
+    want = expected(item, profile)
+    try:
+        made = read_json(sidecar)
+        if 'profile' not in made['parameters']: want.pop('profile', None)
+        return staleness(made, out, work, want, notebook_code(item.notebook))
     except (CirkitError, KeyError, TypeError): return 'sidecar cannot be read'
 
 # %% ../../nbs/report/10_reproduce.ipynb #c7bf811ef

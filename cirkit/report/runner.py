@@ -90,7 +90,7 @@ def clean_notebook(nb,              # an executed notebook, changed in place
                   ) -> list:        # lines that were on the error channel
     "Make an executed notebook fit to be read and compared."
     noise = [o.text.strip() for c in nb.cells if c.cell_type == 'code' for o in c.outputs
-             if o.output_type == 'stream' and o.name == 'stderr']
+             if o.output_type == 'stream' and o.name == 'stderr' and 'IProgress not found' not in o.text]  # tqdm wants widgets
     nb.cells = _own_cells(nb)
     nb.metadata = nbformat.from_dict({'kernelspec': {'display_name': 'python3', 'language': 'python', 'name': 'python3'},
                                       'language_info': {'name': 'python'}})
