@@ -60,10 +60,12 @@ def atomic(path,             # the file to make; its folder is made too
 
 # %% ../nbs/core/04_io.ipynb #c51c7236a
 def _alive(pid: int) -> bool:
+    "Whether the process runs; one that has ended and only waits to be collected does not."
     try: os.kill(pid, 0)
     except ProcessLookupError: return False
     except OSError: return True
-    return True
+    try: return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    except OSError: return True
 
 def sweep(folder):  # looked at without its subfolders
     "Remove temporary files that a killed process of this machine left in `folder`."
@@ -201,7 +203,9 @@ class ImageError(CirkitError):
     "An image file that cannot be used; `kind` says in which way."
     def __init__(self, path, kind: str, detail: str):
         super().__init__(f"{path}: {kind}, {detail}; get the image again")
-        self.kind, self.detail = kind, detail
+        self.path, self.kind, self.detail = path, kind, detail
+
+    def __reduce__(self): return ImageError, (self.path, self.kind, self.detail)  # workers send it to the main process
 
 def _ends_early(fmt: str, data: bytes) -> bool:
     "Whether the file lacks its end mark; it must come after the last start of pixel data."
