@@ -9,6 +9,7 @@ __all__ = ['CODE', 'SIZES', 'BENCHMARK', 'INDEX', 'DO', 'parameters', 'inputs', 
 
 # %% ../../nbs/report/08_steps.ipynb #cce91b1cf
 import os
+import shutil
 import time
 import traceback
 from dataclasses import asdict, dataclass
@@ -76,12 +77,14 @@ def stale(step: str, size: Profile, work: Path) -> str:
 
 # %% ../../nbs/report/08_steps.ipynb #c2990a7d8
 def do_synth(size: Profile, work: Path, workers: int, progress: bool, afresh: bool):
-    "Build the benchmark."
+    "Build the benchmark; its folder is assembled again, from parts that are there."
     from cirkit.synth.pipeline import build
+    shutil.rmtree(work/'benchmark', ignore_errors=True)
     build(work, size, workers=workers, progress=progress, fresh=afresh)
 
 def do_embed(size: Profile, work: Path, workers: int, progress: bool, afresh: bool):
-    "Embed queries and gallery with every model."
+    "Embed queries and gallery with every model; vectors made by other code are thrown away."
+    if afresh: shutil.rmtree(work/'store', ignore_errors=True)
     from cirkit.report.evaluate import embed_models
     embed_models(work/'benchmark', size.models, work, progress)
 
@@ -96,8 +99,8 @@ DO = {'synth': do_synth, 'embed': do_embed, 'rank': do_rank}
 def run_step(step: str, size: Profile, work: Path, workers=1, progress=True):
     "Do a stage and write down that it is done."
     begun, run = time.monotonic(), read_run(work)
-    mark = {'parameters': parameters(step, size), 'code': module_code(*CODE[step])}
-    afresh = run.get('begun', {}).get(step, mark) != mark or step in run['steps']
+    mark = {'parameters': parameters(step, size) if step == 'synth' else {}, 'code': module_code(*CODE[step])}
+    afresh = run.get('begun', {}).get(step, mark) != mark
     run['profile'], run['begun'] = size.name, {**run.get('begun', {}), step: mark}
     run['steps'] = {s: r for s, r in run['steps'].items() if STEPS.index(s) < STEPS.index(step)}
     write_json(Path(work)/'run.json', run)
