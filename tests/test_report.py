@@ -165,7 +165,7 @@ def test_plain_papermill_from_another_folder_does_the_same(run, tmp_path):
     done = subprocess.run([sys.executable, "-m", "papermill", str(items.item("edir", "table1").notebook), "copy.ipynb", "-p", "work", str(run.folder),
                            "-p", "out", str(tmp_path / "out"), "--no-progress-bar"], cwd=tmp_path / "elsewhere", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert sorted(p.name for p in (tmp_path / "out").rglob("*") if p.is_file()) == [f"table1.{s}" for s in ("csv", "json", "md", "tex")]
+    assert sorted(p.name for p in (tmp_path / "out/papers/edir").rglob("*")) == [f"table1.{s}" for s in ("csv", "json", "md", "tex")]
 
 
 def test_a_failed_item_is_told_and_does_not_stop_the_rest(run, tmp_path, built, monkeypatch):

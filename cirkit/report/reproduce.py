@@ -104,6 +104,7 @@ def make_all(items: list,      # what to make
              work: Path,       # the run
              workers=2,        # processes
              progress=True,    # draw a bar
+             echo=print,       # without a bar: where a line for each item goes
             ) -> list:         # an Outcome each
     "Run several paper notebooks."
     outcomes = []
@@ -112,6 +113,7 @@ def make_all(items: list,      # what to make
             outcomes.append(outcome)
             bar.set_postfix_str(outcome.item.title)
             bar.update()
+            if not progress: echo(f'{outcome.item.title}: {outcome.status} in {outcome.seconds:.1f} s')
     return outcomes
 
 # %% ../../nbs/report/10_reproduce.ipynb #c6e318dbe
@@ -135,7 +137,7 @@ def reproduce(group='all',         # paper, 'all' or 'long'
     failure = steps.ensure(size, work, last_step(items), workers, progress=progress, echo=echo)
     blocked = [i for i in items if failure and steps.after(i.needs, failure.step)]
     reasons = {i: 'forced' if force else why_stale(i, profile_name, out, work) for i in items if i not in blocked}
-    done = {o.item: o for o in make_all([i for i, why in reasons.items() if why], profile_name, out, work, workers, progress)}
+    done = {o.item: o for o in make_all([i for i, why in reasons.items() if why], profile_name, out, work, workers, progress, echo)}
     for item, why in reasons.items():
         if item not in done: done[item] = Outcome(item, 'fresh')
         elif not done[item].why: done[item].why = why

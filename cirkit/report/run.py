@@ -68,7 +68,8 @@ def open_run(profile='smoke',    # a profile's name
     if needs not in have: raise unknown('stage', needs, have)
     if not have[needs]:
         from cirkit.report import steps
-        steps.ensure(size, folder, needs, progress=False, echo=lambda line: None)
+        failure = steps.ensure(size, folder, needs, steps.cores(), progress=False, echo=lambda line: None)
+        if failure: raise CirkitError(f'{failure.step}: {failure.why}')
     return Run(folder, size)
 
 # %% ../../nbs/report/09_run.ipynb #cf3edfea1

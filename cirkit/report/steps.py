@@ -150,8 +150,10 @@ def ensure(size: Profile,      # the sizes
         why = stale(step, size, work)
         if not why: continue
         echo(f'{step}: {why}')
+        begun = time.monotonic()
         try: run_step(step, size, work, workers, progress)
         except Exception as error: return _failed(step, error, work)
+        echo(f'{step}: done in {time.monotonic() - begun:.1f} s')
 
 def _failed(step, error, work):
     "Keep the traceback, tell the line."
