@@ -103,7 +103,7 @@ COMMANDS = {
     "remove": ("remove {the}", "take {the} away", "delete {the}", "get rid of {the}"),
     "replace": ("replace {the} with {a}", "swap {the} for {a}", "exchange {the} for {a}"),
     "count": ("show {n} instead of {old}", "change the number of {plural} to {v}", "make it {n}"),
-    "spatial": ("move {the} {where}", "put {the} {where}", "place {the} {where}"),
+    "spatial": ("move {the} {whither}", "put {the} {where}", "place {the} {where}"),
     "action": ("show {the} {v}", "have {the} {v}", "change what {the} {be} doing to {v}"),
     "viewpoint": ("show the scene {phrase}", "take the picture {shot}", "change the viewpoint to {v}"),
     "style": ("redraw the scene {phrase}", "render it {phrase}", "show the same picture {phrase}", "change the style to {v}"),
@@ -120,7 +120,7 @@ CLAUSES = {
     "remove": ("{the} {be} gone", "there {be} no {noun}", "{the} {be} missing"),
     "replace": ("instead of {the} there {be} {a}", "{a} {have} taken the place of {the}", "there {be} {a} where {the} {was}"),
     "count": ("there {nbe} {n}", "there {nbe} {n}, not {old}", "the number of {plural} is {v}"),
-    "spatial": ("{the} {be} {where}", "{the} {have} moved {where}"),
+    "spatial": ("{the} {be} {where}", "{the} {have} moved {whither}"),
     "action": ("{the} {be} {v}", "{the} {be} {v} instead of {old}", "{the} {be} {v} and no longer {old}"),
     "viewpoint": ("the picture is taken {shot}", "everything is seen {shot}"),
     "style": ("the scene is drawn {phrase}", "everything is shown {phrase}"),
@@ -181,6 +181,7 @@ def _words(edit, scene, rng):
         other = scene.get(edit.other) if edit.other else None
         where = WHERE.get(edit.value, edit.value)
         words["where"] = f"{where} the {noun(other.cls, other.count)}" if other else where
+        words["whither"] = "to" + words["where"].removeprefix("on").removeprefix("in") if other is None else words["where"]
     return words
 
 def instruction(edit: Edit,

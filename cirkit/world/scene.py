@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['MAX_COUNT', 'VIEWPOINT', 'STYLE', 'TIME', 'WEATHER', 'TABLES', 'GROUND', 'MARGIN', 'RELATIONS', 'SIDES',
-           'MAX_OVERLAP', 'GROUND_BAND', 'AIR_BAND', 'EDGE', 'KINDS', 'WATER', 'PLAIN', 'DOERS', 'N_THINGS', 'SCALES',
-           'Thing', 'Scene', 'with_thing', 'adding', 'without', 'thing_from_dict', 'to_dict', 'from_dict', 'in_air',
-           'relations', 'overlap', 'crowding', 'cell_size', 'hangs', 'place', 'at', 'related', 'belongs', 'pick',
-           'sample_looks', 'sample_frame', 'sample_scene']
+           'MAX_OVERLAP', 'GROUND_BAND', 'AIR_BAND', 'EDGE', 'MAX_HANGING', 'KINDS', 'WATER', 'PLAIN', 'DOERS',
+           'N_THINGS', 'SCALES', 'Thing', 'Scene', 'with_thing', 'adding', 'without', 'thing_from_dict', 'to_dict',
+           'from_dict', 'in_air', 'relations', 'overlap', 'crowding', 'cell_size', 'hangs', 'place', 'crowded', 'at',
+           'related', 'belongs', 'pick', 'sample_looks', 'sample_frame', 'sample_scene']
 
 # %% ../../nbs/world/05_scene.ipynb #c332da7d8
 import dataclasses
@@ -136,7 +136,7 @@ def _above(a, b): return in_air(a) and a.y <= b.y - b.size + 0.05 and abs(a.x - 
 
 RELATIONS = {"left of": _left, "right of": lambda a, b: _left(b, a), "above": _above, "in front of": _front,
              "behind": lambda a, b: _front(b, a)}
-SIDES = {"left side": lambda t: t.x <= 0.31, "right side": lambda t: t.x >= 0.69, "middle": lambda t: 0.42 <= t.x <= 0.58}
+SIDES = {"left side": lambda t: t.x <= 0.31, "right side": lambda t: t.x >= 0.69, "middle": lambda t: 0.45 <= t.x <= 0.55}
 
 # %% ../../nbs/world/05_scene.ipynb #caecf9540
 def relations(scene: Scene) -> list[tuple[str, str, str]]:  # (key, relation, key)
@@ -146,8 +146,9 @@ def relations(scene: Scene) -> list[tuple[str, str, str]]:  # (key, relation, ke
 
 # %% ../../nbs/world/05_scene.ipynb #c181d677c
 MAX_OVERLAP = 0.15                          # of a cell, by any one other cell
-GROUND_BAND, AIR_BAND = (0.63, 0.96), (0.27, 0.42)   # where lower edges may be
-EDGE = 0.04                                 # free rim of the frame
+GROUND_BAND, AIR_BAND = (0.63, 0.93), (0.30, 0.46)   # where lower edges may be
+EDGE = 0.07                                 # free rim of the frame, which a close-up cuts off
+MAX_HANGING = 0.36                          # side of a cell in the air, so that it stays off the ground
 
 def overlap(a: Thing, b: Thing) -> float:  # fraction of a's cell, 0 to 1
     "The share of a's cell that b's cell covers."
@@ -173,9 +174,9 @@ def cell_size(cls: str,         # class name
               scale: float=1.,  # of the whole scene: fewer things are drawn larger
              ):                 # side of the cell, fraction of the frame
     "How large a thing is drawn."
-    base = 0.23 + 0.12*min(CLASSES[cls].size, 1.)
+    base = 0.25 + 0.12*min(CLASSES[cls].size, 1.)
     far = 0.8 + 0.2*np.clip((y - GROUND_BAND[0])/(GROUND_BAND[1] - GROUND_BAND[0]), 0, 1)
-    return np.round(base*far*scale, 3)
+    return np.round(np.minimum(base*far*scale, MAX_HANGING if hangs(cls) else 1.), 3)
 
 def hangs(cls: str) -> bool:
     "Whether a thing of this class hangs in the air or on a wall."
@@ -193,9 +194,14 @@ def place(thing: Thing,             # its x, y, size and depth are replaced
     y = np.round(low + u*(high - low), 3)
     size = cell_size(thing.cls, y, scale)
     x = np.round(EDGE + size/2 + v*(1 - 2*EDGE - size), 3)
-    y = np.maximum(y, np.round(size + EDGE/2, 3))
+    if hangs(thing.cls): y = np.maximum(y, np.round(1.1*size + EDGE, 3))
     free = np.flatnonzero(crowding(x, y, size, others) <= MAX_OVERLAP)
     return at(thing, x[free[0]], y[free[0]], size[free[0]]) if len(free) else None
+
+def crowded(things) -> bool:
+    "Whether from a low angle, where all feet are near one line, one thing would hide half of another."
+    low = [at(t, t.x, t.y if in_air(t) else 0.9 + 0.4*(t.y - 0.9), t.size) for t in things]
+    return any(overlap(a, b) > 0.5 for a in low for b in low if a is not b and b.depth >= a.depth)
 
 def at(thing: Thing, x: float, y: float, size: float) -> Thing:
     "The thing in another cell."
@@ -231,8 +237,8 @@ def belongs(cls: str,         # class name
 # %% ../../nbs/world/05_scene.ipynb #c85592604
 PLAIN = 0.45                                             # share of things in their natural look
 DOERS = 0.2                                              # share picked among the classes with actions
-N_THINGS = {1: 0.12, 2: 0.38, 3: 0.36, 4: 0.14}          # number of things -> probability
-SCALES = {1: 1.5, 2: 1.35, 3: 1.15, 4: 1.}              # number of things -> scale
+N_THINGS = {1: 0.12, 2: 0.46, 3: 0.34, 4: 0.08}          # number of things -> probability
+SCALES = {1: 1.4, 2: 1.25, 3: 1.05, 4: 0.9}              # number of things -> scale
 
 def pick(rng: np.random.Generator, options):
     "One of the options, all equally likely."
@@ -260,6 +266,7 @@ def sample_frame(background: str,           # a name in `BACKGROUNDS`
     kind, frame = BACKGROUNDS[background], {}
     if rng.random() < 0.35 and not kind.fixed_time: frame["time"] = pick(rng, TIMES)
     if rng.random() < 0.35 and not kind.indoor and not kind.fixed_time: frame["weather"] = pick(rng, WEATHERS)
+    if frame.get("weather") in ("rainy", "foggy", "stormy"): frame.pop("time", None)   # its light would not be seen
     if rng.random() < 0.2: frame["style"] = pick(rng, STYLES)
     if rng.random() < 0.3: frame["viewpoint"] = pick(rng, VIEWPOINTS)
     return frame
@@ -281,4 +288,6 @@ def sample_scene(seed: int | np.random.Generator,  # the same seed gives the sam
         thing = Thing(f"t{len(things)}", cls, **sample_looks(cls, rng))
         placed = place(thing, things, rng, SCALES[n])
         if placed: things.append(placed)
-    return Scene(int(seed), background, tuple(things), **sample_frame(background, rng))
+    frame = sample_frame(background, rng)
+    if frame.get("viewpoint") == "low angle" and crowded(things): del frame["viewpoint"]
+    return Scene(int(seed), background, tuple(things), **frame)
