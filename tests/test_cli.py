@@ -116,3 +116,18 @@ def test_the_program_starts_fast_and_ends_cleanly(tmp_path):
     loaded = subprocess.run([sys.executable, "-c", "import sys, cirkit.report.cli, cirkit.report.reproduce; print(*sys.modules)"],
                             capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "matplotlib", "papermill"} & set(loaded)
+
+
+def test_check_lists_what_differs(toy, tmp_path, monkeypatch, capsys):
+    from cirkit import paths
+    from cirkit.report import cli as module, items, reproduce
+    for side, value in (("committed", "0.50"), ("fresh", "0.70")):
+        folder = tmp_path / side / "papers/edir"
+        folder.mkdir(parents=True)
+        (folder / "table3.csv").write_text(f"model,metric,value,n\nm,R@1,{value},100\n")
+    monkeypatch.setattr(paths, "root", lambda: tmp_path / "committed")
+    outcomes = [reproduce.Outcome(items.Item("edir", "table3", tmp_path, ""), "made")]
+    assert module._conclude(outcomes, tmp_path / "fresh", check=True) == 1
+    shown = capsys.readouterr().out
+    assert "differs: table3.csv row 2 (m, R@1): value is 0.70, committed 0.50" in shown and "1 differences" in shown
+    assert module._conclude(outcomes, tmp_path / "committed", check=True) == 0

@@ -62,11 +62,14 @@ def family_table(ranks: pd.DataFrame, k=1, resamples=1000, seed=0) -> pd.DataFra
 def with_published(table: pd.DataFrame,     # long form
                    published: pd.DataFrame, # columns group, metric, value_percent
                   ) -> pd.DataFrame:        # `published` filled in, as fractions, in the rows of `all`
-    "Put what a paper printed beside what we measured."
+    "Put what a paper printed beside what we measured; a published model without a counterpart gets a row of its own."
     known = {(g, m): float(v)/100 for g, m, v in zip(published.group, published.metric, published.value_percent) if _is_number(v)}
     values = [known.get((model, metric), np.nan) if category == 'all' else np.nan
               for model, metric, category in zip(table.model, table.metric, table.category)]
-    return table.assign(published=values)
+    table = table.assign(published=values)
+    alone = [(g, 'non-MLLM' if g.startswith('non') else 'MLLM', 'composed', 'all', m, np.nan, np.nan, np.nan, 0, v) for (g, m), v in known.items()
+             if g not in set(table.model) and m in set(table.metric)]
+    return pd.concat([table, pd.DataFrame(alone, columns=COLUMNS)], ignore_index=True) if alone else table
 
 def _is_number(text):
     try: return float(text) == float(text)
@@ -79,10 +82,11 @@ def wide_recall(table: pd.DataFrame,   # long form of models, families or both
     rows = []
     for model, some in table.groupby('model', sort=False):
         cell = some.set_index('category')
-        each = {LABELS[s]: percent(cell.value[s]) for s in SUBCATEGORIES if s in cell.index}
+        each = {LABELS[s]: percent(cell.value.get(s)) for s in SUBCATEGORIES if s in set(table.category)}
         whole = {'All [95 %]': percent(*cell.loc['all', ['value', 'low', 'high']])}
-        macro = {'Macro': percent(cell.value['macro'])} if 'macro' in set(table.category) and 'macro' in cell.index else {}
-        rows.append({'Model': model, **each, **macro, **whole})
+        macro = {'Macro': percent(cell.value.get('macro'))} if 'macro' in set(table.category) else {}
+        paper = {'Paper': percent(cell.published['all'])} if table.published.notna().any() else {}
+        rows.append({'Model': model, **each, **macro, **whole, **paper})
     return pd.DataFrame(rows)
 
 # %% ../../nbs/report/11_tables.ipynb #c4889dd0b
