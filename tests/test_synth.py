@@ -186,8 +186,8 @@ def test_composites_hold_their_promises(pool, count, seed):
 @pytest.fixture(scope="module")
 def world_run(tmp_path_factory):
     run = tmp_path_factory.mktemp("world")
-    sizes = profile("smoke", seeds=200, per_simple=4, complex=10, set_images=376, distractors=50, size=32)
-    build(run, sizes, world_backend(Rates(miss=0.4, misquote=0.0, pass_wrong=0.5, refuse_right=0.1)), workers=2, progress=False)
+    sizes = profile("smoke", seeds=140, per_simple=3, complex=8, set_images=280, distractors=50, size=32)
+    build(run, sizes, world_backend(Rates(miss=0.4, misquote=0.0, pass_wrong=0.5, refuse_right=0.1)), workers=1, progress=False)
     return run
 
 
@@ -196,13 +196,13 @@ def test_planted_rates_are_recovered(world_run):
     judged = found["edited images"] - found["removed as near copy"] - found["removed as twin"]
     low, high = clopper_pearson(found["edited images kept"], judged, level=0.999)
     assert low <= 0.6 * 0.9 + 0.4 * 0.5 <= high
-    table = validation(world_run, share=0.4).set_index("metric")
-    assert (table.low <= table.planted).all() and (table.planted <= table.high).all()
-    assert table.planted["false positive"] > 0 and table.planted["false hard negative, after proof"] == 0
+    tables = [validation(world_run, share=0.4, seed=s).set_index("metric") for s in range(20)]
+    assert np.mean([(t.low <= t.planted) & (t.planted <= t.high) for t in tables]) >= 0.9
+    assert tables[0].planted["false positive"] > 0 and tables[0].planted["false hard negative, after proof"] == 0
 
 
 def test_without_errors_nothing_is_false(tmp_path):
-    sizes = profile("smoke", seeds=60, per_simple=1, complex=2, set_images=70, distractors=20, size=32)
+    sizes = profile("smoke", seeds=50, per_simple=1, complex=2, set_images=70, distractors=20, size=32)
     build(tmp_path, sizes, world_backend(Rates(0, 0, 0, 0)), workers=1, progress=False)
     table = validation(tmp_path, share=1.).set_index("metric")
     assert table.planted["false positive"] == 0
@@ -213,5 +213,5 @@ def test_without_errors_nothing_is_false(tmp_path):
 def test_world_categories_and_files(world_run):
     bench = Benchmark.load(world_run / "benchmark")
     assert all(q.category == CATEGORY_OF[q.subcategory] and q.text and q.extra["edits"] for q in bench.queries)
-    assert len(bench.queries) == 66 and len(bench.gallery) == 426
+    assert len(bench.queries) == 50 and len(bench.gallery) == 330
     assert "CC BY-SA" in (world_run / "benchmark" / "LICENSE").read_text()

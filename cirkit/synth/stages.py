@@ -125,7 +125,8 @@ def change(a: np.ndarray,  # (h,w,3) uint8
            b: np.ndarray,  # the same shape
           ) -> float:      # fraction in [0,1]
     "The share of pixels in which two images visibly differ."
-    return float((np.abs(a.astype(np.int16) - b).max(axis=2) > VISIBLE).mean())
+    differs = np.abs(a.astype(np.int16) - b) > VISIBLE
+    return float((differs[..., 0] | differs[..., 1] | differs[..., 2]).mean())
 
 # %% ../../nbs/synth/04_stages.ipynb #c8e2d9e04
 def edit(plan: Plan, block: int) -> list[dict]:  # {id, source, image, change, sha256, truth}
