@@ -74,6 +74,8 @@ class Output:
         self.key, self.item, self.profile = key, item, profile
         self.work, self.out = work_folder(profile, work), out_folder(profile, out, work)
         self.files, self.begun = {}, time.monotonic()
+        notebook = item_notebook(key, item)
+        self.code = notebook_code(notebook) if notebook else ''  # as it is now, should it change while we run
 
     def _add(self, folder, name, data):
         "Keep one file for `done`."
@@ -144,11 +146,10 @@ def _done(self: Output,
     for name, data in files.items():
         with atomic(self.out/name) as temporary: Path(temporary).write_bytes(data)
     _write_licences(self.out, files)
-    notebook = item_notebook(self.key, self.item)
     sidecar = {'key': self.key, 'item': self.item, 'profile': self.profile, 'parameters': dict(parameters or {}), 'seed': seed,
                'inputs': {input_name(p, self.work): file_digest(p) for p in sorted(map(Path, inputs))},
                'outputs': {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
-               'code': notebook_code(notebook) if notebook else '', 'environment': environment(),
+               'code': self.code, 'environment': environment(),
                'seconds': round(time.monotonic() - self.begun, 2)}
     name = f'papers/{self.key}/{self.item}.json'
     write_json(self.out/name, sidecar)

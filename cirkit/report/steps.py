@@ -105,7 +105,7 @@ def run_step(step: str, size: Profile, work: Path, workers=1, progress=True):
     run['steps'] = {s: r for s, r in run['steps'].items() if STEPS.index(s) < STEPS.index(step)}
     write_json(Path(work)/'run.json', run)
     DO[step](size, Path(work), workers, progress, afresh)
-    run['steps'][step] = record(step, size, Path(work), time.monotonic() - begun)
+    run['steps'][step] = {**record(step, size, Path(work), time.monotonic() - begun), 'code': mark['code']}  # as it was when we began
     write_json(Path(work)/'run.json', run)
 
 # %% ../../nbs/report/08_steps.ipynb #cfa7a7c4d
