@@ -15,13 +15,13 @@ import numpy as np
 from .camera import VIEWS
 from .looks import COLORLESS_STYLES, apply_time, apply_weather
 from .render import cutout, layout, render
-from .scene import TIME, WEATHER, Scene, Thing
+from .scene import TIME, VIEWPOINT, WEATHER, Scene, Thing
 from .sprites import change
 from .vocab import TIMES, WEATHERS
 
 # %% ../../nbs/world/06c_legibility.ipynb #c6763e96b
 CLEARLY = 28         # of 255: a step in one channel that is seen side by side
-MIN_CHANGE = 0.004   # share of the frame; at 224 px about 200 pixels, a square of 14 by 14
+MIN_CHANGE = 0.002   # share of the frame below which two pictures are near-copies; 100 pixels at 224 px
 
 def changed_share(a: np.ndarray,  # (h,w,3) uint8
                   b: np.ndarray,  # (h,w,3) uint8
@@ -97,14 +97,15 @@ def hidden(look: str,        # value of a look of the frame
 # %% ../../nbs/world/06c_legibility.ipynb #c9c965758
 MIN_LIGHT = 0.15   # share of the frame
 
-@lru_cache(64)
-def _park(time, weather): return render(Scene(1, "city park", time=time, weather=weather), 96)
+@lru_cache(256)
+def _park(time, weather, viewpoint):
+    return render(Scene(1, "city park", time=time, weather=weather, viewpoint=viewpoint), 96)
 
-@lru_cache(64)
-def told_apart(time: str, weather: str,
+@lru_cache(256)
+def told_apart(time: str, weather: str, viewpoint: str=VIEWPOINT,
               ) -> tuple[bool, bool]:  # the time is seen in this weather; the weather is seen at this time
-    "Whether each of the two looks can be seen beside the other."
-    here = _park(time, weather)
-    times = min(changed_share(here, _park(t, weather)) for t in TIMES if t != time)
-    weathers = min(changed_share(here, _park(time, w)) for w in WEATHERS if w != weather)
+    "Whether each of the two looks can be seen beside the other, from this viewpoint."
+    here = _park(time, weather, viewpoint)
+    times = min(changed_share(here, _park(t, weather, viewpoint)) for t in TIMES if t != time)
+    weathers = min(changed_share(here, _park(time, w, viewpoint)) for w in WEATHERS if w != weather)
     return times >= MIN_LIGHT, weathers >= MIN_LIGHT

@@ -15,7 +15,7 @@ from ..errors import CirkitError, unknown
 from ..taxonomy import NEGATABLE, SIMPLE
 from .classes import CLASSES
 from .legibility import hidden, told_apart
-from .scene import (RELATIONS, SIDES, Scene, Thing, overlap, related, thing_from_dict)
+from .scene import (RELATIONS, SIDES, TIME, VIEWPOINT, WEATHER, Scene, Thing, overlap, related, thing_from_dict)
 
 # %% ../../nbs/world/07a_postconditions.ipynb #c3947d91c
 @dataclass(frozen=True)
@@ -134,7 +134,10 @@ def _same_thing(e1, e2):
 def _clash(e1, e2):
     "Whether one edit of a look hides the other edit."
     if e1.subcategory not in FRAME_FIELDS: return False
-    if (e1.subcategory, e2.subcategory) == ("time", "weather"): return not all(told_apart(e1.value, e2.value))
+    looks = {e.subcategory: e.value for e in (e1, e2)}
+    if len(looks.keys() & {"time", "weather"}) and looks.keys() <= {"time", "weather", "viewpoint"}:
+        seen = told_apart(looks.get("time", TIME), looks.get("weather", WEATHER), looks.get("viewpoint", VIEWPOINT))
+        return not ((seen[0] or "time" not in looks) and (seen[1] or "weather" not in looks))
     return hidden(e1.value, e2.subcategory)
 
 def _new_class(edit): return edit.value if edit.subcategory in ("addition", "replace") else None

@@ -34,6 +34,6 @@ def contact_sheet(rows,            # list of (list of (h,w,3) uint8 images, text
     for i, (images, text) in enumerate(rows):
         left, top = i % columns*width + GAP//2, i//columns*height
         for j, image in enumerate(images): sheet.paste(fit(image, px), (left + j*(px + 1), top))
-        wrapped = textwrap.wrap(text, int((width - GAP)/(0.5*font_px)))[:lines]
+        wrapped = textwrap.wrap(text, int((width - GAP)/(0.56*font_px)))[:lines]
         draw.multiline_text((left, top + px + 1), "\n".join(wrapped), fill="black", font=font, spacing=1)
     return np.asarray(sheet)
