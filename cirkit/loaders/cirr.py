@@ -35,17 +35,17 @@ def _soft(row, where: str) -> dict[str, float]:
         if type(label) not in (int, float): raise CirkitError(f"{where}: target_soft of {name!r} is {label!r}, not a number; mend the record")
     return soft
 
-def _query(row, where: str, images: dict, labels: bool) -> tuple[Query, str]:
-    "A query, and the name of its target."
+def _query(row, where: str, images: dict, labels: bool) -> tuple[Query, str|None]:
+    "A query, and the name of its target; None where it is withheld."
     where = f"{where}, pairid {take(row, 'pairid', int, where)}"
     reference, text = take(row, 'reference', str, where), take(row, 'caption', str, where)
     members = take_list(take(row, 'img_set', dict, where), 'members', str, where)
     if len(set(members)) != 6 or reference not in members:
         raise CirkitError(f"{where}: img_set.members are {len(set(members))} names {'with' if reference in members else 'without'} "
                           f"the reference {reference!r}; a set has six, the reference among them")
-    target = take(row, 'target_hard', str, where) if labels else ''
+    target = take(row, 'target_hard', str, where) if labels else None
     soft = {'soft': _soft(row, where)} if labels else {}
-    if target == reference or target and target not in members:
+    if labels and (target == reference or target not in members):
         raise CirkitError(f"{where}: target_hard {target!r} is no other member of its image set; mend the record")
     extra = {'reference': reference, 'members': members, 'subset': [m for m in members if m != reference], **soft}
     return Query(str(row['pairid']), (images.get(reference, ''),), text, modality(text), extra=extra), target
@@ -54,6 +54,7 @@ def _query(row, where: str, images: dict, labels: bool) -> tuple[Query, str]:
 def _gallery(path) -> dict[str, str]:
     "Name -> image path."
     images = read_value(path, dict)
+    check_unique(path, 'image', list(images))
     for name, image in images.items():
         if type(image) is not str: raise CirkitError(f"{path}: the path of {name!r} is {image!r}, not a string; get the file again")
     return {name: image.removeprefix('./') for name, image in images.items()}
@@ -62,10 +63,10 @@ def _labels(path, queries, targets, gallery, split_path) -> tuple[dict, dict]:
     "Positives and hard negatives; every name is in the gallery."
     refs, members = ({q.id: q.extra[key] for q in queries} for key in ('reference', 'members'))
     check_labels(path, gallery, split_path, {qid: [ref] for qid, ref in refs.items()}, 'reference')
-    pos = {q.id: (t,) for q, t in zip(queries, targets) if t}
+    pos = {q.id: (t,) for q, t in zip(queries, targets) if t is not None}
     check_labels(path, gallery, split_path, pos)
     check_labels(path, gallery, split_path, members, 'set member')
-    return pos, {q.id: tuple(m for m in q.extra['subset'] if m != t) for q, t in zip(queries, targets) if t}
+    return pos, {q.id: tuple(m for m in q.extra['subset'] if m != t) for q, t in zip(queries, targets) if t is not None}
 
 # %% ../../nbs/loaders/02_cirr.ipynb #ca0cc525f
 def load(data,                  # folder with captions/ and image_splits/

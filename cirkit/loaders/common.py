@@ -71,7 +71,8 @@ def check_count(path, what: str, ids, expected: int|tuple|None):  # several coun
                       f"get the file again, or {SUBSET}")
 
 def check_unique(path, what: str, ids):
-    "Refuse an id that occurs twice."
+    "Refuse an id that is empty or occurs twice."
+    if '' in ids: raise CirkitError(f"{path}: {what} number {ids.index('') + 1} has an empty id; mend the file")
     if len(set(ids)) == len(ids): return
     seen = set()
     twice = next(i for i in ids if i in seen or seen.add(i))

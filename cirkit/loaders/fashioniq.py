@@ -41,11 +41,11 @@ def texts(captions: list[str],  # the two captions as they stand in the file
     return {'join': [f'{first} and {second}'], 'join-swapped': [f'{second} and {first}'], 'each': [first, second]}[policy]
 
 # %% ../../nbs/loaders/04_fashioniq.ipynb #c0c5fd9c6
-def _queries(row, n: int, where: str, category: str, policy: str, ext: str) -> tuple[list[Query], str]:
-    "The queries that a row makes, and their target; '' where it is withheld."
+def _queries(row, n: int, where: str, category: str, policy: str, ext: str) -> tuple[list[Query], str|None]:
+    "The queries that a row makes, and their target; None where it is withheld."
     reference, captions = take(row, 'candidate', str, where), take_list(row, 'captions', str, where)
     if len(captions) != 2: raise CirkitError(f"{where}: has {len(captions)} captions; a record has two")
-    target = take(row, 'target', str, where) if 'target' in row else ''
+    target = take(row, 'target', str, where) if 'target' in row else None
     made = texts(captions, policy)
     ids = [str(n)] if len(made) == 1 else [f'{n}/{i}' for i in range(1, len(made) + 1)]
     extra = {'reference': reference, 'captions': captions, 'row': n}
@@ -63,7 +63,7 @@ def _gallery(path, labelled: list[str], which: str) -> list[str]:
 def _read(path, category, split, policy, ext):
     "Queries and labels of a caption file, checked."
     rows = [_queries(row, n, f"{path} record {n}", category, policy, ext) for n, row in enumerate(read_value(path, list))]
-    pos = {q.id: (target,) for queries, target in rows if target for q in queries}
+    pos = {q.id: (target,) for queries, target in rows if target is not None for q in queries}
     queries = tuple(q for some, _ in rows for q in some)
     if split in CLOSED: return len(rows), queries, {}
     gone = next((q.id for q in queries if q.id not in pos), None)

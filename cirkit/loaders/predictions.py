@@ -116,10 +116,10 @@ def _cirr(value, parts: dict, where, partial: bool) -> list[Lists]:
             for kind, answers in _cirr_kinds(value, where).items()]
 
 # %% ../../nbs/loaders/12_predictions.ipynb #cf7780ad8
-def declared_gallery(value) -> str|None:
+def declared_gallery(value, where) -> str|None:
     "The FashionIQ gallery that a file's content names."
     gallery = value.get('gallery') if type(value) is dict and 'rankings' in value else None
-    if gallery is not None and gallery not in ('original', 'val'): raise unknown('FashionIQ gallery', short(gallery), ('original', 'val'))
+    if gallery is not None and gallery not in ('original', 'val'): raise unknown(f'gallery in {where}', short(gallery), ('original', 'val'))
     return gallery
 
 def _rankings(value, where) -> dict:  # category -> answers
@@ -152,7 +152,7 @@ def _records(answers, bench: Benchmark, where):
     return lists
 
 def _fashioniq(value, parts: dict, where, partial: bool) -> list[Lists]:
-    gallery, loaded = declared_gallery(value), next(iter(parts.values())).protocol.gallery
+    gallery, loaded = declared_gallery(value, where), next(iter(parts.values())).protocol.gallery
     if gallery and gallery != loaded: raise CirkitError(f"{where}: ranks the gallery {gallery!r}, but {loaded!r} was loaded; score it with the variant of that gallery")
     rankings = _rankings(value, where)
     for category in rankings:
