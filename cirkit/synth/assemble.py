@@ -17,7 +17,7 @@ import numpy as np
 from ..errors import CirkitError
 from ..io import write_jsonl
 from ..records import Benchmark, Candidate, Protocol, Query
-from .interfaces import Claim
+from .interfaces import Claim, Picture
 from .stages import Plan, pictures, said
 from ..taxonomy import CATEGORY_OF, SIMPLE
 
@@ -53,26 +53,30 @@ class Chosen(NamedTuple):
     negatives: list[str]      # the negatives after proof
     others: list[str]         # all other accepted images of the set
 
+def _set(plan: Plan, triplet: Triplet) -> tuple[Picture, dict[str, Picture]]:
+    "A query's seed image, and all accepted images made from it."
+    kept = {r["id"] for r in plan.rows("check1", triplet.block) if r["ok"] and r["source"] == triplet.source}
+    seed = [r for r in plan.rows("seeds", triplet.block) if r["id"] == triplet.source]
+    return pictures(plan, seed)[triplet.source], pictures(plan, [r for r in plan.rows("edit", triplet.block) if r["id"] in kept])
+
+# %% ../../nbs/synth/05_assemble.ipynb #cfc5ac222
 def prove(plan: Plan, triplet: Triplet) -> Chosen | None:  # None: fewer than three images could be refuted
     "Find the hard negatives of one query."
-    block, n = triplet.block, plan.profile.negatives
-    kept = {r["id"] for r in plan.rows("check1", block) if r["ok"] and r["source"] == triplet.source}
-    shots = pictures(plan, [r for r in plan.rows("edit", block) if r["id"] in kept])
-    seed = next(r for r in plan.rows("seeds", block) if r["id"] == triplet.source)
-    ref, asked = pictures(plan, [seed])[triplet.source], said(plan, block)[triplet.id]
-    rest = sorted(kept - {triplet.image})
+    n, asked = plan.profile.negatives, said(plan, triplet.block)[triplet.id]
+    ref, shots = _set(plan, triplet)
+    rest = sorted(shots.keys() - {triplet.image})
     rest = [rest[i] for i in np.random.default_rng(plan.seed("negatives", triplet.id)).permutation(len(rest))]
     false = plan.backend.verifier.refute([Claim(triplet.id, ref, shots[i], asked.text, asked.proposals, plan.seed("refute", i))
                                           for i in rest])
     proven = [i for i, ok in zip(rest, false) if ok][:n]
     if len(proven) < n: return None
-    row = next(r for r in plan.rows("query", block) if r["id"] == triplet.id)
+    row = next(r for r in plan.rows("query", triplet.block) if r["id"] == triplet.id)
     query = {"text": asked.text, "subcategory": row["subcategory"], "negated": row["negate"],
              "edits": [p.edit for p in asked.proposals]}
     offenders = [i for i, ok in zip(rest[:n], false) if not ok]
     return Chosen(triplet, query, rest[:n], offenders, proven, [i for i in rest if i not in proven])
 
-# %% ../../nbs/synth/05_assemble.ipynb #c1097329e
+# %% ../../nbs/synth/05_assemble.ipynb #c06c91f3b
 def _next(line: list[Triplet], used: set[str], least: int) -> Triplet | None:
     "Take the first triplet of a fresh source, from a set of at least `least` images if there is any."
     for want in (least, 0):
@@ -80,6 +84,11 @@ def _next(line: list[Triplet], used: set[str], least: int) -> Triplet | None:
             if t.source not in used and t.size >= want: return line.pop(k)
     return None
 
+def _short(profile, what, detail, knob) -> CirkitError:
+    "The error for a pool that is too small."
+    return CirkitError(f"the pool of {what} ran short: {detail}; raise seeds (now {profile.seeds}) or lower {knob}")
+
+# %% ../../nbs/synth/05_assemble.ipynb #ce001e935
 def choose(plan: Plan,
            found: dict[str, list[Triplet]],  # accepted triplets by subcategory
           ) -> list[Chosen]:                 # in order of choice
@@ -92,16 +101,14 @@ def choose(plan: Plan,
         line = [pool[i] for i in np.random.default_rng(plan.seed("choose", sub)).permutation(len(pool))]
         while count < wanted[sub]:
             triplet = _next(line, used, ceil(mean) if held <= mean * len(chosen) else 0)
-            if triplet is None:
-                raise CirkitError(f"the pool of {sub} queries ran short: {count} of {wanted[sub]} found among {len(pool)} triplets; "
-                                  f"raise seeds (now {p.seeds}) or lower {'complex' if sub == 'complex' else 'per_simple'}")
+            if triplet is None: raise _short(p, f"{sub} queries", f"{count} of {wanted[sub]} found among {len(pool)} triplets",
+                                             "complex" if sub == "complex" else "per_simple")
             if one := prove(plan, triplet):
                 chosen.append(one); used.add(triplet.source); held += triplet.size; count += 1
-    if held < p.set_images:
-        raise CirkitError(f"the queries' sets hold {held} images, {p.set_images} are wanted; raise seeds (now {p.seeds}) or lower set_images")
+    if held < p.set_images: raise _short(p, "set images", f"{held} in the queries' sets for {p.set_images}", "set_images")
     return chosen
 
-# %% ../../nbs/synth/05_assemble.ipynb #cf7546708
+# %% ../../nbs/synth/05_assemble.ipynb #c354121ae
 def gallery(plan: Plan,
             chosen: list[Chosen],
             images: list[str],     # all accepted images
@@ -112,13 +119,11 @@ def gallery(plan: Plan,
     spare = sorted(i for c in chosen for i in c.others)
     own = {*must, *rng.choice(spare, p.set_images - len(must), replace=False).tolist()}
     rest = sorted(set(images) - own)
-    if len(rest) < p.distractors:
-        raise CirkitError(f"the pool of distractors ran short: {len(rest)} images for {p.distractors}; "
-                          f"raise seeds (now {p.seeds}) or lower distractors")
+    if len(rest) < p.distractors: raise _short(p, "distractors", f"{len(rest)} images for {p.distractors}", "distractors")
     part = dict.fromkeys(own, "set") | dict.fromkeys(rng.choice(rest, p.distractors, replace=False).tolist(), "distractor")
     return dict(sorted(part.items()))
 
-# %% ../../nbs/synth/05_assemble.ipynb #c354121ae
+# %% ../../nbs/synth/05_assemble.ipynb #ce8227f9c
 def _benchmark(plan: Plan, chosen: list[Chosen], part: dict[str, str]) -> Benchmark:
     "The records; queries are numbered in an order that tells nothing of their subcategory."
     order = np.random.default_rng(plan.seed("order")).permutation(len(chosen))
@@ -134,7 +139,7 @@ def _benchmark(plan: Plan, chosen: list[Chosen], part: dict[str, str]) -> Benchm
             "seed": plan.profile.seed, "licence": plan.backend.licence.partition("\n")[0]}
     return Benchmark("edir", "1", plan.split, Protocol("edir"), tuple(queries), items, pos, neg, meta=meta)
 
-# %% ../../nbs/synth/05_assemble.ipynb #c0f5c9880
+# %% ../../nbs/synth/05_assemble.ipynb #c077072e0
 def _copy_images(plan: Plan, names: set[str], folder: Path):
     "Copy the wanted images; yields their rows of truth.jsonl, in order of block."
     (folder / "images").mkdir(parents=True)
@@ -147,6 +152,7 @@ def _copy_images(plan: Plan, names: set[str], folder: Path):
             if r["truth"] is not None:
                 yield {"id": r["id"], "source": r.get("source", r["id"]), **r["truth"], "made": made.get(r["id"], [])}
 
+# %% ../../nbs/synth/05_assemble.ipynb #ca2681e11
 def assemble(plan: Plan,
              target: Path,   # the benchmark's folder; must not exist
             ) -> Benchmark:  # as saved

@@ -56,6 +56,13 @@ def shared(made: list[tuple[int, int, int, int]]) -> int:  # 0 when no c or d oc
     used = Counter(i for four in made for i in four[2:])
     return sum(n * (n - 1) for n in used.values())
 
+def _rest(pairs: set, sub: list[str], a: int, b: int) -> list[tuple[int, int]]:
+    "The pairs (c, d) that go with a base (a, b), all four of different subcategories."
+    free = {i for i, s in enumerate(sub) if s not in (sub[a], sub[b])
+            and all((min(i, x), max(i, x)) in pairs for x in (a, b))}
+    return sorted((c, d) for c, d in pairs if c in free and d in free)
+
+# %% ../../nbs/synth/02_compose.ipynb #c309f6e45
 def composites(proposals: list[Proposal],        # a seed's instruction pool
                count: int,                       # images wanted
                compatible,                       # (Proposal, Proposal) -> bool
@@ -69,15 +76,12 @@ def composites(proposals: list[Proposal],        # a seed's instruction pool
     best = []
     for k in rng.permutation(len(bases))[:BASES]:
         a, b = bases[k]
-        free = {i for i, s in enumerate(sub) if s not in (sub[a], sub[b])
-                and all((min(i, x), max(i, x)) in pairs for x in (a, b))}
-        options = sorted((c, d) for c, d in pairs if c in free and d in free)
-        made = [(a, b, c, d) for c, d in spread(options, count, rng)]
+        made = [(a, b, c, d) for c, d in spread(_rest(pairs, sub, a, b), count, rng)]
         best = max(best, made, key=lambda m: (len(m), -shared(m)))
         if len(best) == count and not shared(best): break
     return best
 
-# %% ../../nbs/synth/02_compose.ipynb #c9c956c88
+# %% ../../nbs/synth/02_compose.ipynb #c75e2d123
 NEGATED = 0.25  # share of the negatable simple queries that is written in the negation form
 
 def queries(proposals: list[Proposal],             # the image's composite, in the order a, b, c, d

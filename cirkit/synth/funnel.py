@@ -22,6 +22,11 @@ def _stage(run: Path, stage: str):
     if not parts: raise CirkitError(f"{run}: no parts of stage {stage!r} in synth/; build the benchmark there first (cirkit synth)")
     for part in parts: yield from read_jsonl(part)
 
+ORDER = ("images looked at", "seeds", "subcategories proposed", "instructions", "edited images", "edited images kept",
+         "edited images removed", "removed as near copy", "removed as twin", "triplets", "triplets kept",
+         "triplets removed", "queries", "hard negatives", "hard negatives replaced")
+
+# %% ../../nbs/synth/08_funnel.ipynb #c77a93073
 def counts(run: Path,        # folder of a run, with synth/
           ) -> dict[str, int]:  # by name, in order of the pipeline
     "How many items there were at each point."
@@ -36,14 +41,9 @@ def counts(run: Path,        # folder of a run, with synth/
     drawn = list(read_jsonl(Path(run) / "synth" / "negatives.jsonl"))
     found.update({"queries": len(drawn), "hard negatives": sum(len(r["drawn"]) for r in drawn),
                   "hard negatives replaced": sum(len(r["offenders"]) for r in drawn)})
-    found.update({"removed as near copy": 0, "removed as twin": 0})
     return {name: int(found[name]) for name in ORDER}
 
-ORDER = ("images looked at", "seeds", "subcategories proposed", "instructions", "edited images", "edited images kept",
-         "edited images removed", "removed as near copy", "removed as twin", "triplets", "triplets kept",
-         "triplets removed", "queries", "hard negatives", "hard negatives replaced")
-
-# %% ../../nbs/synth/08_funnel.ipynb #cfbee7ca3
+# %% ../../nbs/synth/08_funnel.ipynb #cb13a36ae
 def funnel(run: Path,         # folder of a run
           ) -> pd.DataFrame:  # columns stage, ours, published_if_removed, published_if_kept, note
     "Our counts beside the published ones."

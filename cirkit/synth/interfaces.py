@@ -53,7 +53,7 @@ class EditJob:
     size: int                         # side of the result, pixels
     seed: int                         # this item's own seed
 
-
+# %% ../../nbs/synth/01_interfaces.ipynb #c257fbcb5
 @dataclass(frozen=True)
 class RewriteJob:
     "Say some proposals as a user's query."
@@ -63,14 +63,13 @@ class RewriteJob:
     negate: bool                      # in the negation form ("no longer ...")
     seed: int                         # this item's own seed
 
-
 @dataclass(frozen=True)
 class Request:
     "A rewriter's answer."
     text: str                         # the query's text
     proposals: tuple[Proposal, ...]   # what the text in truth asks for (differs from the job's when the rewriter erred)
 
-
+# %% ../../nbs/synth/01_interfaces.ipynb #c28f84ab5
 @dataclass(frozen=True)
 class Claim:
     "That `candidate` is `reference` with `proposals` carried out, as `text` says."
@@ -81,7 +80,7 @@ class Claim:
     proposals: tuple[Proposal, ...]   # the changes
     seed: int                         # this item's own seed
 
-# %% ../../nbs/synth/01_interfaces.ipynb #c28f84ab5
+# %% ../../nbs/synth/01_interfaces.ipynb #cd784f12f
 class Seeds(Protocol):
     "Where seed images come from."
     def draw(self, ids: list[str],       # ids of the seed images to be
@@ -90,7 +89,6 @@ class Seeds(Protocol):
              size: int,                  # side, pixels
             ) -> list[Picture]: ...      # with pixels in memory
 
-
 class Proposer(Protocol):
     "What could be changed in an image?"
     def propose(self, pictures: list[Picture],     # seed images
@@ -98,16 +96,14 @@ class Proposer(Protocol):
                ) -> list[list[Proposal]]: ...      # 5-6 subcategories with up to three instructions each
     def compatible(self, first: Proposal, second: Proposal) -> bool: ...  # can one image show both?
 
-
+# %% ../../nbs/synth/01_interfaces.ipynb #cde958da1
 class Editor(Protocol):
     "Make these changes."
     def edit(self, jobs: list[EditJob]) -> list[Picture]: ...  # with pixels in memory
 
-
 class Rewriter(Protocol):
     "Say it as a user would."
     def rewrite(self, jobs: list[RewriteJob]) -> list[Request]: ...
-
 
 class Verifier(Protocol):
     "Is this so?"
@@ -116,7 +112,7 @@ class Verifier(Protocol):
     def accept_triplets(self, claims: list[Claim]) -> list[bool]: ...  # check 2: (reference, text, target) agree
     def refute(self, claims: list[Claim]) -> list[bool]: ...           # hard negatives: the claim is certainly false
 
-# %% ../../nbs/synth/01_interfaces.ipynb #cd784f12f
+# %% ../../nbs/synth/01_interfaces.ipynb #c58d730cc
 @dataclass(frozen=True)
 class Backend:
     "Who answers the pipeline's questions."
@@ -129,7 +125,7 @@ class Backend:
     settings: dict = field(default_factory=dict)  # what else decides the result, storable as JSON
     licence: str = ""    # terms of the images, written beside them
 
-# %% ../../nbs/synth/01_interfaces.ipynb #ce0d6ffc4
+# %% ../../nbs/synth/01_interfaces.ipynb #cbdcc3b18
 def answers(who: str,     # whose answers, for the message
             jobs: list,   # what was asked
             given: list,  # what came back

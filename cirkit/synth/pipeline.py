@@ -59,6 +59,7 @@ def _leave_with_parent():
         os._exit(1)
     threading.Thread(target=watch, daemon=True).start()
 
+# %% ../../nbs/synth/07_pipeline.ipynb #c520c49e2
 def run_stage(plan: Plan,
               stage: str,      # a name in STAGES
               pool=None,       # executor with a lazy `map`; None: this process
@@ -73,6 +74,7 @@ def run_stage(plan: Plan,
         bar.unpause()
         for count in done: bar.update(count)
 
+# %% ../../nbs/synth/07_pipeline.ipynb #c69fc86b0
 def run_stages(plan: Plan,
                workers: int = 1,      # processes
                progress: bool = True,
@@ -90,7 +92,7 @@ def run_stages(plan: Plan,
         if pool: pool.shutdown(cancel_futures=True)
     for folder in (plan.folder, *(plan.folder / stage for stage in STAGES)): sweep(folder)  # left by a killed run
 
-# %% ../../nbs/synth/07_pipeline.ipynb #c08d3a632
+# %% ../../nbs/synth/07_pipeline.ipynb #cd9b93f5e
 def build(run: Path,                  # folder of the run; gets synth/ and benchmark/
           profile: Profile,           # sizes and seed
           backend: Backend | None = None,  # who answers the questions; None: the world

@@ -24,6 +24,7 @@ from .interfaces import (Backend, Claim, EditJob, Picture, Proposal, Request, Re
 # %% ../../nbs/synth/04_stages.ipynb #c825aa76c
 BLOCK = 32  # seeds in a block: what is lost, per worker, when a run is killed
 
+# %% ../../nbs/synth/04_stages.ipynb #c6822aa24
 @dataclass(frozen=True)
 class Plan:
     "What is to be built, where, and by whom."
@@ -33,8 +34,8 @@ class Plan:
     split: str = "test"  # seeds of different splits never meet
 
     @property
-    def blocks(self) -> range:  # block numbers
-        "All blocks."
+    def blocks(self) -> range:
+        "All block numbers."
         return range(-(-self.profile.seeds // BLOCK))
 
     def members(self, block: int) -> range:  # indices of its seeds
@@ -53,7 +54,7 @@ class Plan:
         "A stage's rows for a block."
         return list(read_jsonl(self.part(stage, block)))
 
-# %% ../../nbs/synth/04_stages.ipynb #c29d22232
+# %% ../../nbs/synth/04_stages.ipynb #c8bb9a88b
 ATTEMPTS = 50  # draws for one place before the source is given up
 
 def save_images(plan: Plan,
@@ -74,7 +75,7 @@ def save_images(plan: Plan,
         saved.append((path.relative_to(plan.folder).as_posix(), hashlib.sha256(data).hexdigest()))
     return saved
 
-# %% ../../nbs/synth/04_stages.ipynb #c8bb9a88b
+# %% ../../nbs/synth/04_stages.ipynb #c8cca1493
 def draw(plan: Plan, block: int) -> list[dict]:  # {id, index, looked, image, truth}
     "Stage 1: an accepted seed image for each place."
     found, waiting, b = {}, list(plan.members(block)), plan.backend
@@ -93,7 +94,7 @@ def draw(plan: Plan, block: int) -> list[dict]:  # {id, index, looked, image, tr
     return [{"id": p.id, "index": i, "looked": looked, "image": path, "truth": p.truth}
             for i, (p, looked), (path, _) in zip(plan.members(block), ordered, saved)]
 
-# %% ../../nbs/synth/04_stages.ipynb #c0fc6a4fb
+# %% ../../nbs/synth/04_stages.ipynb #c73348eca
 def pictures(plan: Plan, rows: list[dict]) -> dict[str, Picture]:  # by id
     "The pictures that a stage's rows describe, in their files."
     return {r["id"]: Picture(r["id"], r.get("source", r["id"]), path=plan.folder / r["image"], truth=r["truth"]) for r in rows}
@@ -118,7 +119,7 @@ def compose(plan: Plan, block: int) -> list[dict]:  # {id, source, made}: indice
         rows += [{"id": f"{source}-{n}", "source": source, "made": four} for n, four in enumerate(made)]
     return rows
 
-# %% ../../nbs/synth/04_stages.ipynb #c0c5e3f7d
+# %% ../../nbs/synth/04_stages.ipynb #cbf8bdbea
 VISIBLE, NEAR_COPY = 20, 0.005  # difference of a channel that shows; least share of changed pixels
 
 def change(a: np.ndarray,  # (h,w,3) uint8
@@ -128,7 +129,7 @@ def change(a: np.ndarray,  # (h,w,3) uint8
     differs = np.abs(a.astype(np.int16) - b) > VISIBLE
     return float((differs[..., 0] | differs[..., 1] | differs[..., 2]).mean())
 
-# %% ../../nbs/synth/04_stages.ipynb #c8e2d9e04
+# %% ../../nbs/synth/04_stages.ipynb #c279ea959
 def edit(plan: Plan, block: int) -> list[dict]:  # {id, source, image, change, sha256, truth}
     "Stage 4: make the images."
     refs, pool = pictures(plan, plan.rows("seeds", block)), pools(plan, block)
@@ -140,7 +141,7 @@ def edit(plan: Plan, block: int) -> list[dict]:  # {id, source, image, change, s
     return [{"id": p.id, "source": p.source, "image": path, "change": round(change(before[p.source], p.pixels), 4),
              "sha256": sha, "truth": p.truth} for p, (path, sha) in zip(made, saved)]
 
-# %% ../../nbs/synth/04_stages.ipynb #c279ea959
+# %% ../../nbs/synth/04_stages.ipynb #ca960fb16
 def check1(plan: Plan, block: int) -> list[dict]:  # {id, source, ok, why}
     "Stage 5: does the image show its whole composite? Near copies of the seed and of a sister are refused."
     refs, pool = pictures(plan, plan.rows("seeds", block)), pools(plan, block)
@@ -160,7 +161,7 @@ def check1(plan: Plan, block: int) -> list[dict]:  # {id, source, ok, why}
         out.append({"id": r["id"], "source": r["source"], "ok": not why, "why": why})
     return out
 
-# %% ../../nbs/synth/04_stages.ipynb #c9122f360
+# %% ../../nbs/synth/04_stages.ipynb #cb77a2b7f
 def query(plan: Plan, block: int) -> list[dict]:  # {id, image, source, asks, subcategory, negate}
     "Stage 6: what is asked of each accepted image: c, d, {a,b,c} or {a,b,d}, never all four."
     kept = {r["id"] for r in plan.rows("check1", block) if r["ok"]}
@@ -181,7 +182,7 @@ def rewrite(plan: Plan, block: int) -> list[dict]:  # {id, text, proposals}
     said = answers("rewriter", jobs, plan.backend.rewriter.rewrite(jobs))
     return [{"id": j.id, "text": s.text, "proposals": [p.to_dict() for p in s.proposals]} for j, s in zip(jobs, said)]
 
-# %% ../../nbs/synth/04_stages.ipynb #cb77a2b7f
+# %% ../../nbs/synth/04_stages.ipynb #c597745d9
 def said(plan: Plan, block: int) -> dict[str, Request]:  # by query id
     "The rewritten queries of a block."
     return {r["id"]: Request(r["text"], tuple(Proposal(**p) for p in r["proposals"])) for r in plan.rows("rewrite", block)}
@@ -195,7 +196,7 @@ def check2(plan: Plan, block: int) -> list[dict]:  # {id, ok}
     judged = answers("verifier", claims, plan.backend.verifier.accept_triplets(claims))
     return [{"id": c.id, "ok": bool(ok)} for c, ok in zip(claims, judged)]
 
-# %% ../../nbs/synth/04_stages.ipynb #c135810f2
+# %% ../../nbs/synth/04_stages.ipynb #cc9367e6a
 STAGES = {"seeds": draw, "propose": propose, "compose": compose, "edit": edit, "check1": check1, "query": query,
           "rewrite": rewrite, "check2": check2}
 

@@ -76,6 +76,7 @@ def _judged(run: Path, bench: Benchmark) -> dict[str, list[tuple[str, str, bool]
                 "false hard negative, after proof": lambda q: [right(q, i, truth) for i in bench.neg[q.id]]}
     return {name: [(q.id, q.source, bool(e)) for q in bench.queries for e in f(q)] for name, f in verdicts.items()}
 
+# %% ../../nbs/synth/09_validate.ipynb #c8a8743bf
 def _row(metric, verdicts, chosen, theirs):
     "One line of the table: estimate on the chosen queries, planted value on all."
     ours = [(source, event) for qid, source, event in verdicts if qid in chosen]
@@ -86,6 +87,7 @@ def _published() -> dict[str, float]:
     table = pd.read_csv(published("edir", "validation"))
     return dict(zip(table.metric, table.published))
 
+# %% ../../nbs/synth/09_validate.ipynb #c3e7d0e00
 def validation(run: Path,            # folder of a run, with synth/ and benchmark/
                share: float = 0.12,  # of the queries that are judged
                seed: int = 0,        # of the sample
@@ -95,7 +97,7 @@ def validation(run: Path,            # folder of a run, with synth/ and benchmar
     chosen, theirs = {q.id for q in sample(bench, share, seed)}, _published()
     return pd.DataFrame([_row(m, v, chosen, theirs) for m, v in _judged(run, bench).items()])
 
-# %% ../../nbs/synth/09_validate.ipynb #cad26ac2a
+# %% ../../nbs/synth/09_validate.ipynb #c4531113e
 def global_false_negatives(bench: Benchmark,
                            ranks: pd.DataFrame,  # a RankTable with top-k ids, any number of models and modalities
                            share: float = 0.12,  # of the queries that are judged

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EXACT', 'LEAST', 'TRIES', 'ROOM', 'VERBS', 'SMALLEST', 'LICENCE', 'Rates', 'picture', 'shown', 'WorldSeeds',
-           'proposal', 'typed', 'WorldProposer', 'WorldEditor', 'clause', 'WorldRewriter', 'satisfies', 'WorldVerifier',
-           'world_backend']
+           'proposal', 'typed', 'WorldProposer', 'WorldEditor', 'clause', 'misquoted', 'WorldRewriter', 'satisfies',
+           'clear', 'WorldVerifier', 'world_backend']
 
 # %% ../../nbs/synth/03_world_backend.ipynb #ce9292ca8
 from dataclasses import asdict, dataclass, replace
@@ -69,6 +69,16 @@ def typed(p: Proposal) -> postconditions.Edit:
     return postconditions.from_dict(p.edit)
 
 
+def _pool(before, offers, wanted, rng):
+    "The first suitable subcategories of a random order; `offers` remembers what the scene was found to offer."
+    pool = []
+    for sub in rng.permutation(SIMPLE).tolist():
+        if sub not in offers: offers[sub] = [proposal(e, before, rng) for e in propose_edits(before, sub, rng, n=3)]
+        if len(offers[sub]) >= LEAST: pool.append(sub)
+        if len(pool) == wanted: break
+    return [p for sub in pool for p in offers[sub]]
+
+# %% ../../nbs/synth/03_world_backend.ipynb #cfd56be3b
 class WorldProposer:
     "Proposes what the scene permits."
     def propose(self, pictures: list[Picture], seeds: list[int]) -> list[list[Proposal]]:
@@ -79,26 +89,17 @@ class WorldProposer:
         "The first pool with room for a set, or the roomiest of those tried."
         offers, wanted, best, most = {}, int(rng.integers(5, 7)), [], -1
         for _ in range(TRIES):
-            pool = self._pool(before, offers, wanted, rng)
+            pool = _pool(before, offers, wanted, rng)
             room = len(composites(pool, ROOM, self.compatible, np.random.default_rng(0)))
             if room > most: best, most = pool, room
             if room == ROOM: break
         return best
 
-    def _pool(self, before, offers, wanted, rng):
-        "The first suitable subcategories of a random order; `offers` remembers what the scene was found to offer."
-        pool = []
-        for sub in rng.permutation(SIMPLE).tolist():
-            if sub not in offers: offers[sub] = [proposal(e, before, rng) for e in propose_edits(before, sub, rng, n=3)]
-            if len(offers[sub]) >= LEAST: pool.append(sub)
-            if len(pool) == wanted: break
-        return [p for sub in pool for p in offers[sub]]
-
     def compatible(self, first: Proposal, second: Proposal) -> bool:
         "Whether one image can show both."
         return postconditions.compatible(typed(first), typed(second))
 
-# %% ../../nbs/synth/03_world_backend.ipynb #c0c4e617a
+# %% ../../nbs/synth/03_world_backend.ipynb #c2c54efc7
 @dataclass(frozen=True)
 class WorldEditor:
     "Renders the edited scene."
@@ -113,7 +114,7 @@ class WorldEditor:
         if rng.random() < self.miss: edits.pop(int(rng.integers(len(edits))))
         return picture(job.id, job.reference.source, postconditions.apply_all(shown(job.reference), edits), job.size)
 
-# %% ../../nbs/synth/03_world_backend.ipynb #c2c4ecc3a
+# %% ../../nbs/synth/03_world_backend.ipynb #c0e86b3b8
 VERBS = frozenset(t.split()[0] for templates in COMMANDS.values() for t in templates)  # first words of commands
 
 def clause(edit: postconditions.Edit, before: scene.Scene,
@@ -125,6 +126,13 @@ def clause(edit: postconditions.Edit, before: scene.Scene,
         text = instruction(edit, before, rng)
         if (text.split()[0] in VERBS) == command: return text
 
+def misquoted(edits: list, before: scene.Scene, rng: np.random.Generator) -> list:
+    "The edits with one of them swapped for another of its subcategory, if there is any."
+    n = int(rng.integers(len(edits)))
+    others = [e for e in propose_edits(before, edits[n].subcategory, rng, n=3) if e != edits[n]]
+    return [*edits[:n], *others[:1], *edits[n + 1:]] if others else edits
+
+# %% ../../nbs/synth/03_world_backend.ipynb #cde90027c
 @dataclass(frozen=True)
 class WorldRewriter:
     "Says edits as sentences."
@@ -137,23 +145,14 @@ class WorldRewriter:
     def _rewrite(self, job):
         before, rng = shown(job.reference), np.random.default_rng(job.seed)
         edits = [typed(p) for p in job.proposals]
-        if rng.random() < self.misquote: edits = self._misquoted(edits, before, rng)
+        if rng.random() < self.misquote: edits = misquoted(edits, before, rng)
         if job.negate: edits = [postconditions.negated(e) for e in edits]
-        texts = self._texts(edits, before, rng)
+        command = rng.random() < 0.6
+        texts = [clause(e, before, rng, command) if len(edits) > 1 else instruction(e, before, rng) for e in edits]
         asked = tuple(Proposal(e.subcategory, t, postconditions.to_dict(e)) for e, t in zip(edits, texts))
         return Request(join_instructions([texts[i] for i in rng.permutation(len(texts))], rng), asked)
 
-    def _texts(self, edits, before, rng):
-        if len(edits) == 1: return [instruction(edits[0], before, rng)]
-        command = rng.random() < 0.6
-        return [clause(e, before, rng, command) for e in edits]
-
-    def _misquoted(self, edits, before, rng):
-        n = int(rng.integers(len(edits)))
-        others = [e for e in propose_edits(before, edits[n].subcategory, rng, n=3) if e != edits[n]]
-        return [*edits[:n], *others[:1], *edits[n + 1:]] if others else edits
-
-# %% ../../nbs/synth/03_world_backend.ipynb #c289eabb7
+# %% ../../nbs/synth/03_world_backend.ipynb #c0e079869
 def satisfies(reference: Picture,          # the query's image
               asked: tuple[Proposal, ...], # what its text asks for
               candidate: Picture,
@@ -162,9 +161,17 @@ def satisfies(reference: Picture,          # the query's image
     if candidate.source != reference.source: return False
     return postconditions.satisfies(shown(reference), [typed(p) for p in asked], shown(candidate))
 
-# %% ../../nbs/synth/03_world_backend.ipynb #c0e079869
+# %% ../../nbs/synth/03_world_backend.ipynb #c219b9438
 SMALLEST = 0.004  # visible pixels of a thing in a fit seed image, as a share of the image
 
+def clear(what: scene.Scene,
+          size: int,         # side of its picture, pixels
+         ) -> bool:
+    "Whether there is something to see, and all of it is large enough."
+    seen = np.bincount(shoot(what, size).ids.ravel() >> 3, minlength=len(what.things) + 1)[1:]  # pixels of each thing
+    return len(seen) > 0 and bool((seen >= SMALLEST * size**2).all())
+
+# %% ../../nbs/synth/03_world_backend.ipynb #c95443300
 @dataclass(frozen=True)
 class WorldVerifier:
     "Compares scenes."
@@ -173,7 +180,7 @@ class WorldVerifier:
 
     def accept_seeds(self, pictures: list[Picture], seeds: list[int]) -> list[bool]:
         "Whether each thing is clearly visible."
-        return [self._clear(shown(p), len(p.image)) for p in pictures]
+        return [clear(shown(p), len(p.image)) for p in pictures]
 
     def accept_edits(self, claims: list[Claim]) -> list[bool]:
         "Check 1."
@@ -185,16 +192,12 @@ class WorldVerifier:
         "Proof, without error, that a claim is false."
         return [not satisfies(c.reference, c.proposals, c.candidate) for c in claims]
 
-    def _clear(self, what, size):
-        seen = np.bincount(shoot(what, size).ids.ravel() >> 3, minlength=len(what.things) + 1)[1:]  # pixels of each thing
-        return len(seen) > 0 and bool((seen >= SMALLEST * size**2).all())
-
     def _judge(self, claim):
         luck = np.random.default_rng(claim.seed).random()
         if satisfies(claim.reference, claim.proposals, claim.candidate): return bool(luck >= self.refuse_right)
         return bool(luck < self.pass_wrong)
 
-# %% ../../nbs/synth/03_world_backend.ipynb #c43e97b62
+# %% ../../nbs/synth/03_world_backend.ipynb #c81b79466
 LICENCE = """CC BY-SA 4.0
 
 The images and texts of this folder were generated by cirkit.
