@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['NUMBERS', 'SAY', 'OPENINGS', 'PLACED', 'OPENERS', 'COMMANDS', 'CLAUSES', 'NEGATIVE', 'PHRASES', 'WHERE', 'JOINTS',
-           'article', 'noun', 'looks', 'describe_thing', 'listing', 'frame_phrases', 'caption', 'instruction',
-           'join_instructions']
+           'article', 'noun', 'looks', 'natural_color', 'unseen', 'describe_thing', 'listing', 'frame_phrases',
+           'caption', 'instruction', 'join_instructions']
 
 # %% ../../nbs/world/08_captions.ipynb #cbbde1ba4
 import numpy as np
@@ -13,8 +13,10 @@ import numpy as np
 from ..errors import CirkitError, unknown
 from ..taxonomy import NEGATABLE, SIMPLE
 from .classes import CLASSES
-from .postconditions import SEEN, Edit
+from .legibility import hidden
+from .postconditions import FRAME_FIELDS, SEEN, Edit
 from .scene import Scene, Thing, pick, relations
+from .sprites import own_color
 from .vocab import (BACKGROUNDS, MATERIALS, PATTERNS, SHAPES, STYLES, TIMES, VIEWPOINTS, WEATHERS)
 
 # %% ../../nbs/world/08_captions.ipynb #c366f89b8
@@ -33,18 +35,30 @@ def looks(thing: Thing) -> list[str]:  # adjectives in English order
     "Adjectives for the explicit looks of a thing."
     return [w for w in (thing.shape, thing.pattern, thing.color, MATERIALS.get(thing.material)) if w]
 
-# %% ../../nbs/world/08_captions.ipynb #c69f9bce9
+def natural_color(thing: Thing) -> str | None:
+    "The colour that a viewer would name though nobody set it; people have none."
+    plain = not (thing.color or thing.material or thing.pattern) and CLASSES[thing.cls].group != "people"
+    return own_color(thing.cls) if plain else None
+
+# %% ../../nbs/world/08_captions.ipynb #c7c28ec9d
+def unseen(thing: Thing, scene: Scene) -> tuple[str, ...]:
+    "Adjectives of a thing that the looks of the frame hide."
+    words = {"color": thing.color, "texture": thing.pattern, "material": MATERIALS.get(thing.material)}
+    return tuple(w for sub, w in words.items() if w and any(hidden(getattr(scene, f), sub) for f in FRAME_FIELDS))
+
+# %% ../../nbs/world/08_captions.ipynb #c94e9e940
 def describe_thing(thing: Thing,
                    action: bool=True,    # with its action
                    drop: tuple=(),       # adjectives that stay unsaid
+                   extra: tuple=(),      # more adjectives, before the noun
                   ) -> str:              # "two striped red cats that are sleeping"
     "A noun phrase with a thing's number, looks and action."
-    words = " ".join([w for w in looks(thing) if w not in drop] + [noun(thing.cls, thing.count)])
+    words = " ".join([w for w in looks(thing) if w not in drop] + [*extra, noun(thing.cls, thing.count)])
     phrase = article(words) if thing.count == 1 else f"{NUMBERS[thing.count]} {words}"
     return f"{phrase} {thing.action}" if action and thing.action else phrase
 
-# %% ../../nbs/world/08_captions.ipynb #c387ef94b
-SAY = dict(thing=0.9, look=0.85, action=0.85, relation=0.4, background=0.8, frame=0.8, default=0.08)  # probabilities
+# %% ../../nbs/world/08_captions.ipynb #c7c55569e
+SAY = dict(thing=0.9, look=0.85, natural=0.3, action=0.85, relation=0.4, background=0.8, frame=0.8, default=0.08)  # probabilities
 
 def listing(words: list[str]) -> str:
     "Words joined by commas and 'and'."
@@ -55,8 +69,10 @@ def _things(scene, rng):
     said = [t for t in scene.things if rng.random() < SAY["thing"]] or list(scene.things[:1])
     out = []
     for i in rng.permutation(len(said)):
-        drop = tuple(w for w in looks(said[i]) if rng.random() > SAY["look"])
-        out.append(describe_thing(said[i], rng.random() < SAY["action"], drop))
+        drop = tuple(w for w in looks(said[i]) if rng.random() > SAY["look"]) + unseen(said[i], scene)
+        color = None if any(hidden(getattr(scene, f), "color") for f in FRAME_FIELDS) else natural_color(said[i])
+        extra = (color,) if color and rng.random() < SAY["natural"] else ()
+        out.append(describe_thing(said[i], rng.random() < SAY["action"], drop, extra))
     return out
 
 def frame_phrases(scene: Scene, rng: np.random.Generator) -> dict[str, str]:
@@ -69,7 +85,7 @@ def frame_phrases(scene: Scene, rng: np.random.Generator) -> dict[str, str]:
     if BACKGROUNDS[scene.background].fixed_time: out.pop("time", None)
     return out
 
-# %% ../../nbs/world/08_captions.ipynb #c59cf88ad
+# %% ../../nbs/world/08_captions.ipynb #c9b80ed57
 OPENINGS = ("{things}", "a picture of {things}", "there {be} {things}", "an image with {things}", "{things} can be seen",
             "a scene with {things}", "we see {things}")
 PLACED = {"left of": "to the left of", "right of": "to the right of"}   # relation -> preposition, others as they are
@@ -84,7 +100,8 @@ def caption(scene: Scene,
     links = [(a, r, b) for a, r, b in relations(scene) if r not in ("right of", "behind")]
     if links and rng.random() < SAY["relation"]:
         a, r, b = links[int(rng.integers(len(links)))]
-        opening = f"{describe_thing(scene.get(a))} {PLACED.get(r, r)} {describe_thing(scene.get(b), action=False)}"
+        first, other = (describe_thing(t, t.key == a, unseen(t, scene)) for t in (scene.get(a), scene.get(b)))
+        opening = f"{first} {PLACED.get(r, r)} {other}"
     else:
         things = _things(scene, rng)
         be = "are" if things[0].split()[0] in NUMBERS else "is"
@@ -92,7 +109,7 @@ def caption(scene: Scene,
     tail = [*where, *frame.values()]
     return " ".join([opening, *(tail[i] for i in rng.permutation(len(tail)))])
 
-# %% ../../nbs/world/08_captions.ipynb #cf567ea5f
+# %% ../../nbs/world/08_captions.ipynb #c4036f4cd
 OPENERS = ("", "the same scene but ", "the same picture except that ", "just like this, but ", "now ")
 COMMANDS = {
     "color": ("make {the} {v}", "change the color of {the} to {v}", "paint {the} {v}", "turn {the} {v}"),
@@ -110,7 +127,7 @@ COMMANDS = {
     "time": ("show the scene {phrase}", "change the time of day to {v}", "make it {v}"),
     "weather": ("show the scene {phrase}", "change the weather to {v}", "make the weather {v}")}
 
-# %% ../../nbs/world/08_captions.ipynb #cb8c4a59f
+# %% ../../nbs/world/08_captions.ipynb #c78aebc18
 CLAUSES = {
     "color": ("{the} {be} {v}", "the color of {the} is {v}", "{the} {have} turned {v}"),
     "material": ("{the} {be} made of {v}", "{the} {be} {adj}", "the material of {the} is {v}"),
@@ -127,7 +144,7 @@ CLAUSES = {
     "time": ("it is {v}", "the scene takes place {phrase}", "the time of day is {v}"),
     "weather": ("the weather is {v}", "it is {v}", "everything is {phrase}")}
 
-# %% ../../nbs/world/08_captions.ipynb #c4036f4cd
+# %% ../../nbs/world/08_captions.ipynb #c1762da83
 NEGATIVE = {
     "color": ("{the} in a different color", "the same {noun} but in another color", "{the} {be} no longer {old}",
               "anything but {old} for {the}"),
@@ -140,14 +157,15 @@ NEGATIVE = {
 
 PHRASES = {"shape": SHAPES, "texture": PATTERNS, "viewpoint": VIEWPOINTS, "style": STYLES, "time": TIMES, "weather": WEATHERS}
 
-# %% ../../nbs/world/08_captions.ipynb #ce4485d3d
+# %% ../../nbs/world/08_captions.ipynb #c4a30aa3b
 WHERE = {"left of": "to the left of", "right of": "to the right of", "left side": "on the left side of the picture",
          "right side": "on the right side of the picture", "middle": "in the middle of the picture"}
 
-def _thing_words(edit, thing, rng):
-    "Words about the thing that changes."
+def _thing_words(thing, scene, rng):
+    "Words about the thing that changes, as the reference shows it."
     many, name = thing.count > 1, noun(thing.cls, thing.count)
-    adjectives = " ".join([*looks(thing), ""]) if rng.random() < 0.3 else ""
+    seen = [w for w in looks(thing) if w not in unseen(thing, scene)]
+    adjectives = " ".join([*seen, ""]) if rng.random() < 0.3 else ""
     verbs = ("are", "have", "were", "they") if many else ("is", "has", "was", "it")
     return dict(zip(("be", "have", "was", "it"), verbs), the=f"the {adjectives}{name}", noun=name,
                 plural=CLASSES[thing.cls].plural)
@@ -157,6 +175,7 @@ def _value_words(edit, scene, thing):
     sub, v = edit.subcategory, edit.value
     field = SEEN.get(sub, sub)
     old = getattr(thing if sub in SEEN else scene, field, None)
+    if sub == "color" and old is None: old = natural_color(thing)
     words = dict(v=v, old=old)
     if sub in PHRASES: words |= dict(phrase=PHRASES[sub].get(v), oldphrase=PHRASES[sub].get(old))
     if sub == "viewpoint": words["shot"] = words["phrase"].removeprefix("seen ")
@@ -170,12 +189,12 @@ def _count_words(edit, thing):
     def number(n): return f"{NUMBERS[n]} {noun(thing.cls, n)}"
     return dict(n=number(edit.value), old=number(thing.count), v=NUMBERS[edit.value], nbe="are" if edit.value > 1 else "is")
 
-# %% ../../nbs/world/08_captions.ipynb #c1762da83
+# %% ../../nbs/world/08_captions.ipynb #c6dae367c
 def _words(edit, scene, rng):
     "What stands for each brace of a template."
     thing = scene.get(edit.key) if edit.key else None
     words = _value_words(edit, scene, thing)
-    if thing is not None: words |= _thing_words(edit, thing, rng)
+    if thing is not None: words |= _thing_words(thing, scene, rng)
     if edit.subcategory == "count": words |= _count_words(edit, thing)
     if edit.subcategory == "spatial":
         other = scene.get(edit.other) if edit.other else None
@@ -201,7 +220,7 @@ def instruction(edit: Edit,
     if template in CLAUSES[sub]: template = pick(rng, OPENERS) + template
     return template.format(**words)
 
-# %% ../../nbs/world/08_captions.ipynb #c054bec68
+# %% ../../nbs/world/08_captions.ipynb #c7374b85f
 JOINTS = (", ", "; ", " and "), (" and ", ", and ", " and also ")
 
 def join_instructions(texts: list[str], rng: np.random.Generator) -> str:

@@ -49,7 +49,7 @@ def cutout(thing: Thing,   # its looks; place and number do not matter
     if max(rgba.shape) <= OVERSIZE*px: return rgba
     return sprite(thing.cls, px=max(4, int(px*OVERSIZE*px/max(rgba.shape))), **looks)
 
-@lru_cache(4096)
+@lru_cache(1024)
 def _stamp(cls, action, color, material, pattern, shape, px, stretch):
     "Colours with an empty fourth band, coverage and outline, as images."
     rgba = cutout(Thing("", cls, color, material, pattern, shape, action=action), px)

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['MAX_COUNT', 'VIEWPOINT', 'STYLE', 'TIME', 'WEATHER', 'TABLES', 'GROUND', 'MARGIN', 'RELATIONS', 'SIDES',
-           'MAX_OVERLAP', 'GROUND_BAND', 'AIR_BAND', 'EDGE', 'MAX_HANGING', 'KINDS', 'WATER', 'PLAIN', 'DOERS',
-           'N_THINGS', 'SCALES', 'Thing', 'Scene', 'with_thing', 'adding', 'without', 'thing_from_dict', 'to_dict',
-           'from_dict', 'in_air', 'relations', 'overlap', 'crowding', 'cell_size', 'hangs', 'place', 'crowded', 'at',
-           'related', 'belongs', 'pick', 'sample_looks', 'sample_frame', 'sample_scene']
+           'MAX_OVERLAP', 'GROUND_BAND', 'AIR_BAND', 'EDGE', 'MAX_HANGING', 'KINDS', 'MEASURES', 'WATER', 'PLAIN',
+           'DOERS', 'N_THINGS', 'SCALES', 'Thing', 'Scene', 'with_thing', 'adding', 'without', 'thing_from_dict',
+           'to_dict', 'from_dict', 'in_air', 'relations', 'overlap', 'crowding', 'cell_size', 'hangs', 'place',
+           'crowded', 'at', 'related', 'belongs', 'pick', 'sample_looks', 'sample_frame', 'sample_scene']
 
 # %% ../../nbs/world/05_scene.ipynb #c332da7d8
 import dataclasses
@@ -209,17 +209,26 @@ def at(thing: Thing, x: float, y: float, size: float) -> Thing:
 
 # %% ../../nbs/world/05_scene.ipynb #cade859c2
 KINDS = [set(kind.split(", ")) for kind in (                 # classes that one word could mean
-    "dog, poodle, wolf", "monkey, chimpanzee, gorilla", "mailbox, postbox", "sneaker, boot, hiking boot", "cat, tiger, leopard",
-    "car, taxi, police car, jeep, racing car, van", "pickup truck, truck, van, ambulance, fire engine", "duck, goose, swan",
-    "steam train, railway car, bullet train, tram", "airplane, biplane", "handbag, purse, shopping bag", "mobile phone, telephone",
-    "ghost, person", "house, hut, office building", "dress, kimono, swimsuit", "coat, safety vest, blouse, T-shirt, tank top",
-    "tangerine, peach, apple, tomato", "sun hat, top hat, baseball cap", "temple, church, mosque, castle, pagoda, tower",
-    "rooster, turkey, chick", "motorcycle, motor scooter, kick scooter", "banjo, guitar, violin", "deer, goat, llama",
-    "dinosaur, dragon, brontosaurus, lizard, crocodile", "elephant, mammoth", "bagel, donut", "cucumber, eggplant")]
+    "dog, poodle, wolf", "monkey, chimpanzee, gorilla", "cat, tiger, leopard, lion", "bear, panda, koala, teddy bear",
+    "duck, goose, swan", "rooster, turkey, chick", "deer, goat, llama", "elephant, mammoth", "mouse, hamster",
+    "dinosaur, dragon, brontosaurus, crocodile", "fish, dolphin, whale, shark", "dove, eagle, parrot, dodo",
+    "car, taxi, police car, jeep, racing car, van", "pickup truck, truck, van, ambulance, fire engine, bus",
+    "steam train, railway car, bullet train, tram", "motorcycle, motor scooter, bicycle", "airplane, biplane",
+    "canoe, sailboat, speedboat, ferry", "house, hut, office building, factory, tent", "temple, church, mosque, castle, pagoda, tower",
+    "soccer ball, basketball, football, tennis ball, baseball, volleyball, billiard ball", "clock, alarm clock, wristwatch",
+    "television, computer, laptop", "mobile phone, telephone", "mailbox, postbox", "handbag, purse, shopping bag, bag of money",
+    "suitcase, briefcase, backpack", "pencil, paintbrush", "banjo, guitar, violin", "drum, conga drum",
+    "flute, trumpet, trombone, saxophone", "rose, tulip, sunflower, bunch of flowers, lotus flower",
+    "sneaker, boot, hiking boot, sandal, high heel, ballet shoe, roller skate, ice skate",
+    "dress, kimono, swimsuit", "coat, safety vest, blouse, T-shirt, tank top", "sun hat, top hat, baseball cap, army helmet",
+    "tangerine, peach, apple, tomato", "cucumber, eggplant", "bagel, donut", "slice of cake, birthday cake, cupcake, pie",
+    "loaf of bread, baguette", "beer mug, wine glass, cocktail, juice box, soda cup, bubble tea, cup of coffee",
+    "ghost, person, robot, snowman, alien")]
+MEASURES = {"of", "pair", "bunch"}                           # words that name no thing
 
 def related(a: str, b: str) -> bool:
     "Whether a text could mean either class: a word in common, one kind, or both people."
-    if set(a.split()) & set(b.split()) or any(a in kind and b in kind for kind in KINDS): return True
+    if set(a.split()) & set(b.split()) - MEASURES or any(a in kind and b in kind for kind in KINDS): return True
     return a in CLASSES and b in CLASSES and CLASSES[a].group == CLASSES[b].group == "people"
 
 WATER = ("beach", "lake", "harbor")                          # backgrounds
