@@ -15,6 +15,7 @@ from cirkit.loaders.lists import encode, places, references, without
 from cirkit.loaders.predictions import parse, read_file, read_predictions
 from cirkit.loaders.registry import BENCHMARKS, load_parts
 from cirkit.loaders.submission import submission
+from cirkit.ranktable import rank_benchmark
 from cirkit.records import Benchmark, Candidate, Protocol, Query
 
 # ---- tiny files in every format, all invented
@@ -206,6 +207,50 @@ def test_the_same_metrics_from_arrays(tmp_path):
     for lists, name, k in ((gallery, 'recall', 5), (subset, 'recall_subset', 1)):
         clean = without(lists, references(bench))
         assert (clean.codes[:, :k] == places(clean, bench.pos)[0]).any(1).mean() == slow[f'{name}@{k}']
+
+
+# ---- ranking: RankTables of loaded benchmarks hold the official protocols
+
+def vectors(n, seed, levels=None):
+    "Unit vectors in the plane; few levels make ties."
+    rng = np.random.default_rng(seed)
+    angle = rng.uniform(0, 6, n) if levels is None else rng.integers(0, levels, n)
+    return np.stack([np.cos(angle), np.sin(angle)], 1)
+
+
+def expected_hit(above, tied, k):
+    first = lambda column: np.array([v[0] for v in column])
+    return ((k - first(above)) / (first(tied) + 1)).clip(0, 1)
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_rank_tables_of_cirr(tmp_path, seed):
+    bench = load_parts('cirr', write(tmp_path, FILES['cirr']), expected=False)['']
+    q, g = vectors(3, seed), vectors(8, seed + 100)
+    table = rank_benchmark(bench, q, g, 'm', 'composed')
+    ranked = {query.id: [NAMES[i] for i in np.argsort(-row)] for query, row in zip(bench.queries, q @ g.T)}
+    subset = {query.id: [n for n in ranked[query.id] if n in query.extra['members']] for query in bench.queries}
+    slow = ref.cirr(ranked, subset, {x.id: x.extra['reference'] for x in bench.queries}, {i: p[0] for i, p in bench.pos.items()})
+    for k in (1, 5): assert expected_hit(table.above, table.tied, k).mean() == pytest.approx(slow[f'recall@{k}'])
+    for k in (1, 2, 3): assert expected_hit(table.choice_above, table.choice_tied, k).mean() == pytest.approx(slow[f'recall_subset@{k}'])
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_rank_tables_of_genecis_with_the_target_listed_twice(tmp_path, seed):
+    bench = load_parts('genecis', write(tmp_path, FILES['genecis']), expected=False)['change_object']
+    shown = {image: v for image, v in zip(sorted({c.image for c in bench.gallery}), vectors(9, seed))}  # a copy shows the same image
+    q, g = vectors(len(bench.queries), seed + 100), np.stack([shown[c.image] for c in bench.gallery])
+    table = rank_benchmark(bench, q, g, 'm', 'composed')
+    place = {c.id: n for n, c in enumerate(bench.gallery)}
+    scores = [[float(v @ g[place[i]]) for i in query.extra['candidates']] for query, v in zip(bench.queries, q)]
+    for k in (1, 2, 3): assert expected_hit(table.choice_above, table.choice_tied, k).mean() == pytest.approx(ref.genecis({'t': scores})[f'recall@{k}'])
+
+
+def test_nothing_is_ranked_in_a_gallery_that_is_not_there(tmp_path):
+    files = {k: v for k, v in FILES['circo'].items() if 'image_info' not in k}
+    bench = load_parts('circo', write(tmp_path, files), expected=False)['']
+    assert parse({str(i): [9, '8'] for i in range(3)}, {'': bench}, 'p.json')[0].codes.shape == (3, 2)
+    with pytest.raises(CirkitError): rank_benchmark(bench, vectors(3, 0), np.zeros((0, 2)), 'm', 'composed')
 
 
 # ---- out again

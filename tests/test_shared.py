@@ -107,6 +107,11 @@ def test_genecis_facts(data):
     assert {t: len(i) for t, i in images.items()} == {'change_object': 2739, 'focus_object': 2198}
 
 
+@pytest.mark.parametrize('name, split', [('cirr', 'val'), ('cirr', 'test1'), ('circo', 'val'), ('circo', 'test'), ('fashioniq', 'val'), ('genecis', 'test')])
+def test_the_copy_is_the_published_one(data, name, split):
+    assert {b.meta['copy'] for b in load_parts(name, data / name, split).values()} == {'as published'}
+
+
 @pytest.mark.parametrize('name', ['cirr', 'circo', 'fashioniq', 'genecis'])
 def test_a_load_takes_less_than_two_seconds(data, name):
     start = time.perf_counter()
@@ -199,9 +204,9 @@ def test_closed_splits_are_not_scored(data, name, split):
 @pytest.mark.parametrize('change, message', [
     (lambda rows: rows.append(rows[0] | {'pairid': 999999}), "has 4,182 queries, the last is '999999'"),
     (lambda rows: rows.append(rows[0]), "pairid '12060' occurs twice"),
-    (lambda rows: rows[5]['img_set']['members'].__setitem__(slice(None), ['x', *'abcd', rows[5]['reference']]) or rows[5].update(target_hard='x'),
-     "target 'x' is in no gallery"),
-], ids=['row too many', 'row twice', 'target outside'])
+    (lambda rows: rows[5].update(target_hard='x'), "target 'x' is in no gallery"),
+    (lambda rows: rows[5].update(target_hard=rows[2000]['target_hard']), "is no other member of its image set"),
+], ids=['row too many', 'row twice', 'target outside', 'target of another set'])
 def test_broken_splits(data, tmp_path, change, message):
     for name in ('captions/cap', 'image_splits/split'):
         rows = json.loads((data / f'cirr/{name}.rc2.val.json').read_text())

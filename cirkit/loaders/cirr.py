@@ -45,7 +45,7 @@ def _query(row, where: str, images: dict, labels: bool) -> tuple[Query, str|None
                           f"the reference {reference!r}; a set has six, the reference among them")
     target = take(row, 'target_hard', str, where) if labels else None
     soft = {'soft': _soft(row, where)} if labels else {}
-    if labels and (target == reference or target not in members):
+    if target in images and (target == reference or target not in members):  # one outside the gallery is told as that
         raise CirkitError(f"{where}: target_hard {target!r} is no other member of its image set; mend the record")
     extra = {'reference': reference, 'members': members, 'subset': [m for m in members if m != reference], **soft}
     return Query(str(row['pairid']), (images.get(reference, ''),), text, modality(text), extra=extra), target

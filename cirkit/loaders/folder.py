@@ -39,7 +39,8 @@ def _rows(path) -> list[dict]:
 def _ids(value: str|None) -> tuple[str, ...]: return tuple(part.strip() for part in (value or '').split(';') if part.strip())
 
 def _query(row: dict, n: int, path) -> Query:
-    if None in row or None in row.values(): raise CirkitError(f"{path} row {n}: has another number of cells than the header; quote texts with commas")
+    if None in row or None in row.values():
+        raise CirkitError(f"{path} row {n}: has another number of cells than the header; quote texts with commas")
     references = _ids(row['reference'])
     if not references or not _ids(row['target']): raise CirkitError(f"{path} row {n}: reference or target is empty; name an image of the folder")
     extra = {k: v for k, v in row.items() if k not in (*COLUMNS, 'id', 'negative', *_NAMES)} | {'reference': references[0]}
@@ -72,5 +73,5 @@ def load(data,                  # folder with queries.csv and the images
     pos, neg = ({q.id: _ids(row.get(key)) for q, row in zip(queries, rows)} for key in ('target', 'negative'))
     for labels, what in ((pos, 'target'), (neg, 'negative'), ({q.id: q.images for q in queries}, 'reference')):
         check_labels(path, set(names), root, labels, what)
-    return with_images(Benchmark(Path(data).resolve().name or 'folder', '1', split, PROTOCOLS[variant], queries, tuple(Candidate(n, n) for n in names),
-                                 pos, neg, root, about('folder', data, [path])), images)
+    return with_images(Benchmark(Path(data).resolve().name or 'folder', '1', split, PROTOCOLS[variant], queries,
+                                 tuple(Candidate(n, n) for n in names), pos, neg, root, about('folder', data, [path])), images)

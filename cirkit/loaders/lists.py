@@ -90,8 +90,10 @@ def encode(answers: dict[str, list],   # query id -> ranked ids
         here = f"{where}: query {q.id!r}"
         ids = clean_ids(answers[q.id], numeric, here)
         try: coded.append(np.fromiter(map(index.__getitem__, ids), np.int32, len(ids)))
-        except KeyError as e: raise CirkitError(f"{here}: {e.args[0]!r} is not in the gallery of {len(index):,} ({bench.gallery_id}); rank that gallery") from None
-        if groups and (odd := set(ids) - set(groups[q.id])): raise CirkitError(f"{here}: {min(odd)!r} is no member of the query's own set of {len(groups[q.id])}")
+        except KeyError as e:
+            raise CirkitError(f"{here}: {short(e.args[0])} is not in the gallery of {len(index):,} ({bench.gallery_id}); rank that gallery") from None
+        if groups and (odd := set(ids) - set(groups[q.id])):
+            raise CirkitError(f"{here}: {min(odd)!r} is no member of the query's own set of {len(groups[q.id])}")
         rows.append(n)
     codes = _stack(coded, where)
     return Lists(part, kind, tuple(bench.queries[n].id for n in rows), np.array(rows, np.int64), tuple(map(str, index)), codes, len(bench.queries))

@@ -62,7 +62,8 @@ def _key(key: str, numeric: bool) -> str:
 def by_query(value, bench: Benchmark, where, partial: bool, numeric: bool) -> dict:  # query id -> value
     "The answers of a file, each to a query of the benchmark."
     if type(value) is list:
-        if len(value) > len(bench.queries): raise CirkitError(f"{where}: has {len(value):,} lists for {len(bench.queries):,} queries of {bench.name} {bench.split}")
+        if len(value) > len(bench.queries):
+            raise CirkitError(f"{where}: has {len(value):,} lists for {len(bench.queries):,} queries of {bench.name} {bench.split}")
         answers = {q.id: v for q, v in zip(bench.queries, value)}
     elif type(value) is dict: answers = {_key(k, numeric): v for k, v in value.items()}
     else: raise CirkitError(f"{where}: holds {short(value)}, not lists of {bench.name} by query")
@@ -77,8 +78,8 @@ def _complete(answers: dict, bench: Benchmark, where, partial: bool):
     gone = [q.id for q in bench.queries if q.id not in answers]
     if len(gone) == len(known): raise CirkitError(f"{where}: answers no query of {bench.name} {bench.split}; predict that split")
     if gone and not partial:
-        raise CirkitError(f"{where}: query {gone[0]!r} of {bench.name} {bench.split} has no predictions ({len(gone):,} of {len(known):,} are missing); "
-                          "add them, or score the rest with --partial")
+        raise CirkitError(f"{where}: query {gone[0]!r} of {bench.name} {bench.split} has no predictions "
+                          f"({len(gone):,} of {len(known):,} are missing); add them, or score the rest with --partial")
 
 # %% ../../nbs/loaders/12_predictions.ipynb #c52140e84
 NUMERIC_IDS = ('circo', 'lasco')               # candidate ids are numbers
@@ -98,21 +99,27 @@ _PAIR = {'gallery_raw': 'gallery', 'subset_raw': 'subset'}
 def _cirr_kinds(value, where) -> dict:  # kind -> answers
     "The gallery and subset lists of a CIRR file."
     if type(value) is not dict: return {'gallery': value}
-    head, value = {k: value[k] for k in ('version', 'metric') if k in value}, {k: v for k, v in value.items() if k not in ('version', 'metric')}
+    head = {k: value[k] for k in ('version', 'metric') if k in value}
+    value = {k: v for k, v in value.items() if k not in head}
     if head.get('version', 'rc2') != 'rc2': raise CirkitError(f"{where}: version is {short(head['version'])}; CIRR is at 'rc2'")
     metric = head.get('metric', 'recall')
     if metric not in ('recall', 'recall_subset'): raise unknown(f'metric in {where}', short(metric), ('recall', 'recall_subset'))
-    if not any(type(v) is dict for v in value.values()): return {'subset' if metric == 'recall_subset' else 'gallery': value}
+    if any(type(v) is dict for v in value.values()): return _cirr_pairs(value, where)
+    return {'subset' if metric == 'recall_subset' else 'gallery': value}
+
+def _cirr_pairs(value: dict, where) -> dict:
     kinds = {}
     for qid, pair in value.items():
-        if type(pair) is not dict or not pair.keys() <= _PAIR.keys() or not pair: raise CirkitError(f"{where}: query {qid!r}: is {short(pair)}; write gallery_raw and subset_raw")
+        if type(pair) is not dict or not pair or not pair.keys() <= _PAIR.keys():
+            raise CirkitError(f"{where}: query {qid!r}: is {short(pair)}; write gallery_raw and subset_raw")
         for key, ids in pair.items(): kinds.setdefault(_PAIR[key], {})[qid] = ids
     return kinds
 
 def _cirr(value, parts: dict, where, partial: bool) -> list[Lists]:
     (part, bench), = parts.items()
     groups = {q.id: q.extra['members'] for q in bench.queries}
-    return [encode(by_query(answers, bench, f"{where} ({kind})", partial, True), bench, where, part, kind, groups=groups if kind == 'subset' else None)
+    return [encode(by_query(answers, bench, f"{where} ({kind})", partial, True), bench, where, part, kind,
+                   groups=groups if kind == 'subset' else None)
             for kind, answers in _cirr_kinds(value, where).items()]
 
 # %% ../../nbs/loaders/12_predictions.ipynb #cf7780ad8
@@ -129,11 +136,13 @@ def _rankings(value, where) -> dict:  # category -> answers
     if 'rankings' not in value: return value
     rankings, queries = value['rankings'], value.get('queries', {})
     if type(rankings) is not dict or type(queries) is not dict: raise CirkitError(f"{where}: rankings and queries must be objects by category")
-    return {category: _numbered(lists, queries[category], f"{where}, {category}") if category in queries else lists for category, lists in rankings.items()}
+    return {category: _numbered(lists, queries[category], f"{where}, {category}") if category in queries else lists
+            for category, lists in rankings.items()}
 
 def _numbered(lists, rows, where) -> dict:
     "Lists by row number."
-    if type(lists) is not list or type(rows) is not list or len(lists) != len(rows): raise CirkitError(f"{where}: queries and rankings must be two lists of one length")
+    if type(lists) is not list or type(rows) is not list or len(lists) != len(rows):
+        raise CirkitError(f"{where}: queries and rankings must be two lists of one length")
     bad = [r for r in rows if type(r) is not int]
     if bad: raise CirkitError(f"{where}: query {short(bad[0])} is no row number of the caption file")
     if len(set(rows)) < len(rows): raise CirkitError(f"{where}: query {next(r for i, r in enumerate(rows) if r in rows[:i])} occurs twice")
@@ -147,26 +156,32 @@ def _records(answers, bench: Benchmark, where):
     lists = {}
     for q, record in zip(bench.queries, answers):
         reference = record.get('candidate') if type(record) is dict else record
-        if reference != q.extra['reference']: raise CirkitError(f"{where}: record {q.id} has candidate {short(reference)}, the caption file {q.extra['reference']!r}; keep its order")
+        if reference != q.extra['reference']:
+            raise CirkitError(f"{where}: record {q.id} has candidate {short(reference)}, the caption file {q.extra['reference']!r}; keep its order")
         if 'ranking' in record: lists[q.id] = record['ranking']
     return lists
 
 def _fashioniq(value, parts: dict, where, partial: bool) -> list[Lists]:
     gallery, loaded = declared_gallery(value, where), next(iter(parts.values())).protocol.gallery
-    if gallery and gallery != loaded: raise CirkitError(f"{where}: ranks the gallery {gallery!r}, but {loaded!r} was loaded; score it with the variant of that gallery")
+    if gallery and gallery != loaded:
+        raise CirkitError(f"{where}: ranks the gallery {gallery!r}, but {loaded!r} was loaded; score it with the variant of that gallery")
     rankings = _rankings(value, where)
     for category in rankings:
         if category not in parts: raise unknown(f'category in {where}', category, parts)
     gone = [part for part in parts if part not in rankings]
     if gone and not partial: raise CirkitError(f"{where}: category {gone[0]!r} has no predictions; add them, or score the rest with --partial")
-    return [encode(by_query(_records(rankings[part], bench, where), bench, f"{where}, {part}", partial, True), bench, f"{where}, {part}", part)
-            for part, bench in parts.items() if part in rankings]
+    found = []
+    for part, bench in ((p, b) for p, b in parts.items() if p in rankings):
+        here = f"{where}, {part}"
+        found.append(encode(by_query(_records(rankings[part], bench, here), bench, here, partial, True), bench, here, part))
+    return found
 
 # %% ../../nbs/loaders/12_predictions.ipynb #c6f9bc1a0
 def _row_scores(values, q, where) -> list:
     "The scores of one query."
     here, n = f"{where}: query {q.id!r}", len(q.extra['candidates'])
-    if type(values) is not list or len(values) != n: raise CirkitError(f"{here}: is {short(values)}, not a list of {n} scores, the target's first")
+    if type(values) is not list or len(values) != n:
+        raise CirkitError(f"{here}: is {short(values)}, not a list of {n} scores, the target's first")
     bad = [v for v in values if type(v) not in (int, float) or not abs(v) < float('inf')]
     if bad: raise CirkitError(f"{here}: score {short(bad[0])} is no finite number")
     return values

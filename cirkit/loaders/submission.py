@@ -22,14 +22,15 @@ SERVERS = {'cirr': "upload each file at https://cirr.cecs.anu.edu.au (or https:/
            'circo': "upload the file on CIRCO's evaluation page, named in its README"}
 
 def _length(bench: Benchmark, metric: str) -> int:
-    if bench.name not in LENGTHS: raise CirkitError(f"{bench.name}: has no evaluation server that cirkit writes for; those are cirr and circo")
+    if bench.name not in LENGTHS:
+        raise CirkitError(f"{bench.name}: has no evaluation server that cirkit writes for; those are cirr and circo")
     if metric not in LENGTHS[bench.name]: raise unknown(f'{bench.name} submission', metric, LENGTHS[bench.name])
     return LENGTHS[bench.name][metric]
 
 def note(bench: Benchmark) -> str:
     "What to do with a submission, in one line."
-    closed = f"the labels of {bench.name} {bench.split} are closed" if bench.closed else f"the labels of {bench.name} {bench.split} are public: `cirkit score` computes the numbers"
-    return f"{closed}; {SERVERS.get(bench.name, 'no server is known')}"
+    state = "closed" if bench.closed else "public: `cirkit score` computes the numbers"
+    return f"the labels of {bench.name} {bench.split} are {state}; {SERVERS.get(bench.name, 'no server is known')}"
 
 # %% ../../nbs/loaders/13_submission.ipynb #c8cb23bb6
 def check(bench: Benchmark,
@@ -45,9 +46,11 @@ def check(bench: Benchmark,
         clean[q.id] = ids = clean_ids(answers[q.id], bench.name == 'circo', here)
         if len(ids) != length: raise CirkitError(f"{here}: has {len(ids)} ids; a {metric} file has exactly {length}")
         names = set(map(str, ids))
-        if bench.name == 'cirr' and q.extra['reference'] in names: raise CirkitError(f"{here}: holds its own reference {q.extra['reference']!r}; take it out and add the next")
+        if bench.name == 'cirr' and q.extra['reference'] in names:
+            raise CirkitError(f"{here}: holds its own reference {q.extra['reference']!r}; take it out and add the next")
         if known and (odd := names - known): raise CirkitError(f"{here}: {min(odd)!r} is not in the gallery of {len(known):,}; rank that gallery")
-        if metric == 'recall_subset' and (odd := names - set(q.extra['subset'])): raise CirkitError(f"{here}: {min(odd)!r} is no other member of the query's own set")
+        if metric == 'recall_subset' and (odd := names - set(q.extra['subset'])):
+            raise CirkitError(f"{here}: {min(odd)!r} is no other member of the query's own set")
     return clean
 
 # %% ../../nbs/loaders/13_submission.ipynb #c7bd648ab
@@ -56,7 +59,8 @@ def submission(bench: Benchmark, lists, where='submission', metric: str='recall'
     clean = check(bench, lists, where, metric)
     head = {'version': 'rc2', 'metric': metric} if bench.name == 'cirr' else {}
     data = json.dumps({**head, **clean}, separators=(',', ':')).encode()
-    if bench.name == 'cirr' and len(data) > MAX_FILE: raise CirkitError(f"{where}: {len(data):,} bytes; the server takes {MAX_FILE:,}: names are longer than CIRR's own")
+    if bench.name == 'cirr' and len(data) > MAX_FILE:
+        raise CirkitError(f"{where}: {len(data):,} bytes, the server takes {MAX_FILE:,}: are these CIRR's own names?")
     return data
 
 def write_submission(bench: Benchmark,

@@ -39,7 +39,7 @@ def _plain(rgba: np.ndarray, paint: np.ndarray, px: int) -> Plain:
     "Work arrays from the layers at final size."
     rgb, p = rgba[..., :3].astype(np.float32), paint.astype(np.float32) / 255
     stout = float(p.sum()) ** .5 / px       # 0.3 for a person, 0.8 for a ball
-    grain = bucket(px * (.6 if stout < .45 else .8 if stout < .62 else 1))
+    grain = max(bucket(px * (.6 if stout < .45 else .8 if stout < .62 else 1)), -(-max(rgba.shape[:2]) // 2))  # a tile covers the thing
     return Plain(rgb, rgba[..., 3].astype(np.float32) / 255, p, *shade_of(rgb, p), grain)
 
 def _resize(rgba, paint, width, height):
