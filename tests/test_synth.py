@@ -186,7 +186,7 @@ def test_composites_hold_their_promises(pool, count, seed):
 @pytest.fixture(scope="module")
 def world_run(tmp_path_factory):
     run = tmp_path_factory.mktemp("world")
-    sizes = profile("smoke", seeds=140, per_simple=3, complex=8, set_images=280, distractors=50, size=32)
+    sizes = profile("smoke", seeds=100, per_simple=2, complex=6, set_images=190, distractors=50, size=32)
     build(run, sizes, world_backend(Rates(miss=0.4, misquote=0.0, pass_wrong=0.5, refuse_right=0.1)), workers=1, progress=False)
     return run
 
@@ -213,5 +213,5 @@ def test_without_errors_nothing_is_false(tmp_path):
 def test_world_categories_and_files(world_run):
     bench = Benchmark.load(world_run / "benchmark")
     assert all(q.category == CATEGORY_OF[q.subcategory] and q.text and q.extra["edits"] for q in bench.queries)
-    assert len(bench.queries) == 50 and len(bench.gallery) == 330
+    assert len(bench.queries) == 34 and len(bench.gallery) == 240
     assert "CC BY-SA" in (world_run / "benchmark" / "LICENSE").read_text()

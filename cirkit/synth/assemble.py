@@ -78,11 +78,13 @@ def prove(plan: Plan, triplet: Triplet) -> Chosen | None:  # None: fewer than th
 
 # %% ../../nbs/synth/05_assemble.ipynb #c06c91f3b
 def _next(line: list[Triplet], used: set[str], least: int) -> Triplet | None:
-    "Take the first triplet of a fresh source, from a set of at least `least` images if there is any."
-    for want in (least, 0):
-        for k, t in enumerate(line):
-            if t.source not in used and t.size >= want: return line.pop(k)
-    return None
+    "Take the first triplet of a fresh source whose set has at least `least` images, else that of the largest set."
+    best = None
+    for k, t in enumerate(line):
+        if t.source in used: continue
+        if t.size >= least: return line.pop(k)
+        if best is None or t.size > line[best].size: best = k
+    return None if best is None else line.pop(best)
 
 def _short(profile, what, detail, knob) -> CirkitError:
     "The error for a pool that is too small."
@@ -100,7 +102,7 @@ def choose(plan: Plan,
         pool, count = found.get(sub, []), 0
         line = [pool[i] for i in np.random.default_rng(plan.seed("choose", sub)).permutation(len(pool))]
         while count < wanted[sub]:
-            triplet = _next(line, used, ceil(mean) if held <= mean * len(chosen) else 0)
+            triplet = _next(line, used, ceil(mean * (len(chosen) + 1) - held))
             if triplet is None: raise _short(p, f"{sub} queries", f"{count} of {wanted[sub]} found among {len(pool)} triplets",
                                              "complex" if sub == "complex" else "per_simple")
             if one := prove(plan, triplet):

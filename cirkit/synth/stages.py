@@ -37,19 +37,15 @@ class Plan:
     def blocks(self) -> range:
         "All block numbers."
         return range(-(-self.profile.seeds // BLOCK))
-
-    def members(self, block: int) -> range:  # indices of its seeds
-        "The seeds of a block."
+    def members(self, block: int) -> range:
+        "The indices of a block's seeds."
         return range(block * BLOCK, min((block + 1) * BLOCK, self.profile.seeds))
-
-    def seed(self, *parts) -> int:  # in [0, 2**64)
+    def seed(self, *parts) -> int:
         "The seed of one item in one stage."
         return item_seed("edir", self.split, self.profile.seed, *parts)
-
-    def part(self, stage: str, block: int) -> Path:  # file, perhaps not there yet
-        "Where a stage's rows for a block are."
+    def part(self, stage: str, block: int) -> Path:
+        "Where a stage's rows for a block are, or will be."
         return self.folder / stage / f"part-{block:05d}.jsonl"
-
     def rows(self, stage: str, block: int) -> list[dict]:
         "A stage's rows for a block."
         return list(read_jsonl(self.part(stage, block)))
