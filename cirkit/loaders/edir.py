@@ -7,7 +7,6 @@ __all__ = ['PROTOCOLS', 'QUERIES', 'GALLERIES', 'gallery_name', 'load']
 
 # %% ../../nbs/loaders/07_edir.ipynb #c26ee2dfd
 from dataclasses import replace
-from pathlib import Path
 
 from ..errors import CirkitError, unknown
 from ..io import read_jsonl

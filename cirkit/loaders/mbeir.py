@@ -6,7 +6,6 @@
 __all__ = ['COUNTS', 'PROTOCOLS', 'pools', 'load']
 
 # %% ../../nbs/loaders/08_mbeir.ipynb #c5498f14d
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
