@@ -6,6 +6,7 @@
 __all__ = ['UNPARSED', 'Label', 'label', 'Classifier', 'RuleClassifier', 'distribution']
 
 # %% ../../nbs/audit/10_classify.ipynb #c37ad368b
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -97,12 +98,13 @@ def _chunks(pairs: list) -> list[_Chunk]:
 _LOOKS = {'color', 'shape', 'material', 'texture'}
 _WHOLE = {'viewpoint', 'time', 'weather'}  # of the picture as a whole
 _BRIGHTNESS = {'dark', 'darker', 'light', 'lighter', 'bright', 'brighter'}
-_APPLIED = {'stripes', 'stripe', 'dots', 'graphic', 'graphics', 'logo', 'text', 'lettering', 'letters', 'words', 'writing', 'line', 'lines', 'collar'}
+_APPLIED = set("stripes stripe dots graphic graphics logo text lettering letters words writing line lines collar".split())
 
 def _is_count(chunk: _Chunk) -> bool:
     "Whether a chunk without a head says how many there are."
     return chunk.frame in ('BE', 'HAVE', 'SHOW', 'INSTEAD', '') and not chunk.prep and bool(chunk.tags({'NUM', 'ONE', 'MORE'}))
 
+# %% ../../nbs/audit/10_classify.ipynb #ce566bf93
 def _attribute_kinds(chunk: _Chunk) -> set:
     "Edits of a chunk whose head is an attribute, or that has no head."
     kinds, frame, words = chunk.attributes, chunk.frame, [word for word, _ in chunk.words]
@@ -120,7 +122,7 @@ def _attribute_kinds(chunk: _Chunk) -> set:
     if 'DIFF' in chunk: return {'replace'} if frame == 'BE' else set()
     return {'count'} if _is_count(chunk) else set()
 
-# %% ../../nbs/audit/10_classify.ipynb #c4ef40b37
+# %% ../../nbs/audit/10_classify.ipynb #cfc733aee
 _SETTING = {'in', 'inside', 'at', 'on', 'into', 'within', 'to', 'by', 'through'}
 
 def _scene_kinds(chunk: _Chunk) -> set:
@@ -140,7 +142,7 @@ def _scene_kinds(chunk: _Chunk) -> set:
     if chunk.prep: return {'spatial'} if chunk.frame in ('BE', 'PUT') else set()
     return {'addition'} if chunk.frame in ('HAVE', 'SHOW', 'ADD') and 'THE' not in chunk else set()
 
-# %% ../../nbs/audit/10_classify.ipynb #c057ba1a4
+# %% ../../nbs/audit/10_classify.ipynb #c4096fec7
 _NO_POSITION = {'of', 'from', 'by', 'like', 'about', 'for', 'to', 'at', 'than', 'as', 'in_background'}
 
 def _counted(chunk: _Chunk) -> bool:
@@ -154,13 +156,16 @@ def _present_kinds(chunk: _Chunk) -> set:
     if chunk.head == 'BODY': return chunk.attributes & _LOOKS
     if 'DIFF' in chunk: return {'replace'}
     if _counted(chunk) or 'ONE' in chunk: return {'count'}
-    if any(word.endswith('er') and lemma(word) != word and tag in _LOOKS for word, tag in chunk.words): return chunk.attributes & _LOOKS
-    return set() if 'THE' in chunk else {'addition'}
+    compared = any(word.endswith('er') and lemma(word) != word and tag in _LOOKS for word, tag in chunk.words)
+    return chunk.attributes & _LOOKS if compared else set() if 'THE' in chunk else {'addition'}
 
+# %% ../../nbs/audit/10_classify.ipynb #c053a6551
 def _stated_kinds(chunk: _Chunk) -> set:
     "Edits of a thing that a sentence is about, or that the target is said to be."
     if chunk.prep == 'in' and chunk.head in ('TOP', 'KIND'): return {'addition'}
-    if chunk.prep: return {'spatial'} if chunk.frame in ('BE', 'MAKE') and chunk.prep not in _NO_POSITION and chunk.head != 'BODY' else set()
+    if chunk.prep:
+        placed = chunk.frame in ('BE', 'MAKE', 'PHOTO') and chunk.prep not in _NO_POSITION and chunk.head != 'BODY'
+        return {'spatial'} if placed else set()
     looks = chunk.attributes & _LOOKS if 'THE' not in chunk or chunk.head == 'TOP' else set()
     if _counted(chunk): return {'count'} | looks
     if chunk.head == 'TOP': return chunk.attributes
@@ -169,10 +174,12 @@ def _stated_kinds(chunk: _Chunk) -> set:
     if chunk.frame in ('BE', 'MAKE') and chunk.head != 'BODY' and not chunk.tags({'THE', 'MORE'}): return {'replace'}
     return looks if chunk.frame in ('', 'PHOTO') else set()
 
+# %% ../../nbs/audit/10_classify.ipynb #c724ec013
 def _thing_kinds(chunk: _Chunk) -> set:
     "Edits of a chunk about an ordinary thing."
     if chunk.prep == 'of' or chunk.head == 'PRON': return set()
-    if chunk.head == 'TRIM' and chunk.frame in ('BE', '') and not chunk.prep and 'THE' not in chunk: return chunk.attributes & _LOOKS | {'addition'}
+    if chunk.head == 'TRIM' and chunk.frame in ('BE', '') and not chunk.prep and 'THE' not in chunk:
+        return chunk.attributes & _LOOKS | {'addition'}
     match chunk.frame:
         case 'HAVE' | 'SHOW': return _present_kinds(chunk)
         case 'ADD': return set() if chunk.prep else {'addition'}
@@ -184,7 +191,7 @@ def _thing_kinds(chunk: _Chunk) -> set:
         case 'VERB': return {'count'} if 'MORE' in chunk else set()
     return _stated_kinds(chunk)
 
-# %% ../../nbs/audit/10_classify.ipynb #c724ec013
+# %% ../../nbs/audit/10_classify.ipynb #cbd91bde0
 def _chunk_kinds(chunk: _Chunk) -> set:
     "The edits that one chunk asks for."
     if 'VERB' in chunk: return {'action'}
@@ -195,17 +202,19 @@ def _chunk_kinds(chunk: _Chunk) -> set:
     sort = {'replace'} if chunk.head == 'SORT' and ('DIFF' in chunk or chunk.frame == 'CHANGE') else None
     return whole | (sort if sort is not None else _scene_kinds(chunk) if scene else _thing_kinds(chunk))
 
-# %% ../../nbs/audit/10_classify.ipynb #c9e24b707
+# %% ../../nbs/audit/10_classify.ipynb #c3eb14e87
 def _related(chunks: list, kinds: list):
     "Resolve counts and positions that belong to an addition, in place."
     new = False  # whether the chunks so far end in an addition and its place
     for i, (chunk, after) in enumerate(zip(chunks, chunks[1:])):
         if 'VERB' in after and chunk.frame == 'SHOW' and kinds[i] == {'addition'}: kinds[i] = chunk.attributes & _LOOKS
         placed = after.prep and after.prep != 'with' and not after.listed
-        if placed and after.prep != 'of' and kinds[i] == {'count'} and 'ONE' in chunk and after.tags({'THE', 'PRON'}): kinds[i] = {'addition'}
+        one = kinds[i] == {'count'} and 'ONE' in chunk and after.prep != 'of' and after.tags({'THE', 'PRON'})
+        if placed and one: kinds[i] = {'addition'}
         new = placed and (new or kinds[i] == {'addition'})
         if new: kinds[i + 1] = kinds[i + 1] - {'spatial', 'replace'}
 
+# %% ../../nbs/audit/10_classify.ipynb #ca93d9659
 _GARMENT = {lemma(w) for w in """sleeve sleeved sleeveless neckline strap strapless graphic logo v-neck scoop hemline halter fitted flowing ruffle
     print lettering writing emblem slogan revealing""".split()}
 
@@ -218,7 +227,7 @@ def _printed(chunks: list, kinds: list):
         if chunk.head == 'TOP': kinds[i] = chunk.attributes
         if kinds[i] <= {'addition'} and chunk.head in ('NOUN', 'NOUNS') or chunk.head == 'PHOTO': kinds[i] = {'texture'}
 
-# %% ../../nbs/audit/10_classify.ipynb #cb1318f8e
+# %% ../../nbs/audit/10_classify.ipynb #cfe4ed668
 def _instead(chunks: list, kinds: list):
     "Resolve every 'instead', in place."
     for i, chunk in enumerate(chunks):
@@ -230,7 +239,7 @@ def _instead(chunks: list, kinds: list):
         j = max((j for j in added if j < i), default=min(added, default=i)) if i else min(added, default=i)
         kinds[j] = kinds[j] - {'addition'}
 
-# %% ../../nbs/audit/10_classify.ipynb #ca93d9659
+# %% ../../nbs/audit/10_classify.ipynb #c7ffe1ee0
 def label(text: str,  # a modification text
          ) -> Label:
     "The edits that a text asks for, by rules."
@@ -240,7 +249,7 @@ def label(text: str,  # a modification text
     found = set().union(*kinds)
     return Label.of(found, '' if found else 'no rule finds an edit')
 
-# %% ../../nbs/audit/10_classify.ipynb #cdbd11ecd
+# %% ../../nbs/audit/10_classify.ipynb #c364353b1
 @runtime_checkable
 class Classifier(Protocol):
     "Anything that labels modification texts."
@@ -252,13 +261,17 @@ class RuleClassifier:
         "One label for each text."
         return [label(text) for text in texts]
 
-# %% ../../nbs/audit/10_classify.ipynb #c909e1e01
+# %% ../../nbs/audit/10_classify.ipynb #cf79a7fd7
 def distribution(labels: Iterable,  # `Label`s, or names of subcategories
-                ) -> pd.DataFrame:  # subcategory, category, count, n, fraction (of n); in the taxonomy's order, `unparsed` last
+                ) -> pd.DataFrame:  # subcategory, category, count, asked, n, fraction (count of n); the taxonomy's order, `unparsed` last
     "How often each subcategory is asked for."
+    labels = list(labels)
     names = [l.name if isinstance(l, Label) else l for l in labels]
     for name in names:
         if name not in CATEGORY_OF and name != UNPARSED: raise unknown('subcategory', name, (*SUBCATEGORIES, UNPARSED))
-    counts = pd.Series(names, dtype=object).value_counts().reindex([*SUBCATEGORIES, UNPARSED], fill_value=0)
-    return pd.DataFrame({'subcategory': counts.index, 'category': [CATEGORY_OF.get(s, UNPARSED) for s in counts.index],
-                         'count': counts.to_numpy(), 'n': len(names), 'fraction': counts.to_numpy() / max(len(names), 1)})
+    rows = (*SUBCATEGORIES, UNPARSED)
+    count = Counter(names)
+    among = Counter(kind for l in labels if isinstance(l, Label) and len(l.kinds) > 1 for kind in l.kinds)
+    frame = pd.DataFrame({'subcategory': rows, 'category': [CATEGORY_OF.get(s, UNPARSED) for s in rows], 'count': [count[s] for s in rows],
+                          'asked': [count[s] + among[s] for s in rows], 'n': len(names)})
+    return frame.assign(fraction=frame['count'] / max(len(names), 1))

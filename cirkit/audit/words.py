@@ -11,62 +11,84 @@ import re
 # %% ../../nbs/audit/09_words.ipynb #c6b34dd52
 _ATTRIBUTES = {
     'color': """red orange yellow green blue purple pink brown black white gray grey silver gold golden beige tan navy teal turquoise cream maroon
-        burgundy peach coral olive mint lavender magenta violet indigo aqua khaki salmon charcoal ivory lilac crimson mustard bronze rainbow
-        emerald fuchsia melon multicolored multi-colored colorful colourful color colour coloring colouring tone toned two-toned hue monochrome monochromatic pastel
-        neon vibrant reddish bluish greenish brownish yellowish greyish ombre fade faded blond blonde shade tint dark light bright pale deep rich
-        vivid cool warm muted dull bold subtle lightly brightly contrasting""",
+        burgundy peach coral olive mint lavender magenta violet indigo aqua khaki salmon charcoal ivory lilac crimson mustard bronze rainbow emerald
+        fuchsia melon multicolored multi-colored colorful colourful color colour coloring colouring tone toned two-toned hue monochrome
+        monochromatic pastel neon vibrant reddish bluish greenish brownish yellowish greyish ombre fade faded blond blonde shade tint dark light
+        bright pale deep rich vivid cool warm muted dull bold subtle lightly brightly contrasting""",
     'material': """wood wooden metal metallic plastic glass stone leather denim silk silky satin lace lacy lacey velvet cotton wool woolen knit
         knitted crochet sheer see-through transparent mesh chiffon linen ceramic brick marble concrete cardboard shiny glossy fabric material rubber
         steel suede nylon fleece sequin glitter glittery sparkly thick soft furry fluffy corduroy flannel""",
-    'shape': """sleeve sleeved sleeveless neckline necked collar collared collarless strap strapless strappy shoulder shouldered hem hemline hemmed neck
-        waist waistline length lenght bodice bust cleavage silhouette outline shape shaped size sized knee ankle coverage cut cutout keyhole slit long short
-        tight loose fitted fitting fit baggy slim wide narrow flared flare flowing flowy ruffle ruffled frill frilly pleat pleated layered tiered
-        revealing cropped crop halter v-neck scoop scooped plunging high-low asymmetrical backless off-shoulder hooded mini maxi midi empire peplum
-        peasant ruched draped puffy poofy straight curvy tailored conservative modest covered spaghetti racerback wrap capped square rectangular
-        circular oval triangular curved pointed flat tall big small large huge giant tiny thin fat skinny old young boxy relaxed volume
+    'shape': """sleeve sleeved sleeveless neckline necked collar collared collarless strap strapless strappy shoulder shouldered hem hemline hemmed
+        neck waist waistline length lenght bodice bust cleavage silhouette outline shape shaped size sized knee ankle coverage cut cutout keyhole
+        slit long short tight loose fitted fitting fit baggy slim wide narrow flared flare flowing flowy ruffle ruffled frill frilly pleat pleated
+        layered tiered revealing cropped crop halter v-neck scoop scooped plunging high-low asymmetrical backless off-shoulder hooded mini maxi midi
+        empire peplum peasant ruched draped puffy poofy straight curvy tailored conservative modest covered spaghetti racerback wrap capped square
+        rectangular circular oval triangular curved pointed flat tall big small large huge giant tiny thin fat skinny old young boxy relaxed volume
         folded open close closed shut stout elongated higher lower round exposed shouldered skater""",
     'texture': """striped stripe stripey stripped pattern patterned print printed floral flowered flowery plaid checkered checked checker gingham
         dots dot dotted spot spotted paisley zigzag chevron geometric camouflage camo leopard solid plain argyle abstract tribal textured texture
         smooth swirl swirly line lined design motif embroidered embroidery busy detail detailed graphic logo text writing word wording wordy
         lettering letter emblem slogan decal caption quote phrase insignia artwork art simple animated pictured image_on""",
+}
+
+# %% ../../nbs/audit/09_words.ipynb #c8e5c5642
+_ATTRIBUTES |= {
     'style': """casual formal elegant dressy sexy sexual feminine masculine girly vintage retro classic modern professional gothic edgy sporty
         bohemian fancy chic classy trendy whimsical funky preppy romantic emo punk stylish fashionable sophisticated junior mature business festive
         flirty cute playful everyday manly patriotic greyscale grayscale sepia cartoon drawing sketch illustration watercolor painting in_color
         filter effect comic collage""",
     'time': "night nighttime night-time daytime daylight sunset sunrise dusk dawn evening noon midday twilight morning afternoon",
-    'weather': "snow snowy snowing snowfall rain rainy raining fog foggy mist misty cloudy sunny sunshine storm stormy overcast windy lightning drizzle",
-    'viewpoint': """angle perspective viewpoint closeup zoom zoomed far_away farther further distant distance focus focused aerial view_from side-view
-        viewed blurred blurry""",
+    'weather': """snow snowy snowing snowfall rain rainy raining fog foggy mist misty cloudy sunny sunshine storm stormy overcast windy lightning
+        drizzle""",
+    'viewpoint': """angle perspective viewpoint closeup zoom zoomed far_away farther further distant distance focus focused aerial view_from
+        side-view viewed blurred blurry""",
 }
 
-# %% ../../nbs/audit/09_words.ipynb #c5aa1fce4
+# %% ../../nbs/audit/09_words.ipynb #cbdb671a2
 _FRAMES = {
-    'BE': "be is are was were been become becomes seem seems look_like it's its_a that's",
+    'BE': "be being is are was were been become becomes seem seems look_like it's its_a that's",
     'SHOW': "shows showing depict depicts display displays",
     'HAVE': "have has had having with wear wears wearing dressed contain contains include includes features featuring there_is there_are",
-    'PHOTO': "photo photograph image picture pic shot target scene view show",
     'ADD': "add adds adding added insert addition",
-    'PUT': "put puts place placed move moves position positioned set sets stack stacked rotate flip shift leaning located hang hanging hung mounted parked lay laid",
+    'PUT': """put puts place placed move moves position positioned set sets stack stacked rotate flip shift leaning located hang hanging hung
+        mounted parked lay laid""",
     'MAKE': "make makes making let gets get give gives leave",
     'CHANGE': "change changes changed replace replaces replaced swap switch substitute convert transform exchange turn_into",
     'DROP': "remove removes removed removing delete deleted eliminate erase without missing lack lacks gone absent excluding exclude no nobody minus",
-    'NOT': "not never", 'INSTEAD': "instead rather unlike", 'DIFF': "different another", 'SAME': "same similar similarly identical", 'KEEP': "keep keeps keeping",
-    'MORE': "more fewer less extra additional plenty", 'ONLY': "only just single",
+    'NOT': "not never",
+    'INSTEAD': "instead rather unlike",
+    'DIFF': "different another",
+    'SAME': "same similar similarly identical",
+    'KEEP': "keep keeps keeping",
+}
+
+# %% ../../nbs/audit/09_words.ipynb #c1f8c1f14
+_FRAMES |= {
+    'MORE': "more fewer less extra additional plenty",
+    'ONLY': "only just single",
     'NUM': """two three four five six seven eight nine ten several many multiple few couple pair group crowd herd flock bunch dozen numerous lots_of
         singular""",
-    'ONE': "one", 'DET': "a an some any", 'THE': "the this these those his her their my your our its other",
+    'ONE': "one",
+    'DET': "a an some any",
+    'THE': "the this these those his her their my your our its other",
     'PRON': "that who which it he she they him them each itself himself herself themselves me you us i",
-    'CONJ': "and but or while then plus as so", 'CUT': ". ; : ! ? ,",
+    'CONJ': "and but or while then plus as so",
+    'CUT': ". ; : ! ? ,",
     'PREP': """on in inside into at to of from by for over under above below behind between near against across through around next_to in_front_of
         on_top_of along onto toward towards within underneath beneath off up down out about than to_the_side among outside like in_background""",
     'ADV': """very much also too slightly completely entirely fully totally mostly mainly almost quite overall really now even predominantly just_so
         together again back away mid visible present able all both so just""",
+}
+
+# %% ../../nbs/audit/09_words.ipynb #cdae476e0
+_THINGS = {
     'KIND': "sweater hoodie jacket vest polo cardigan sweatshirt coat skirt romper jumpsuit gown tuxedo jersey tunic tank_top",
     'TOP': "shirt t-shirt tee top dress blouse garment product outfit",
+    'PHOTO': "photo photograph image picture pic shot target scene view show",
     'OUTSIDE': "outdoors indoors outdoor indoor",
-    'PLACE': """beach street road city kitchen bathroom bedroom room mall shop store park garden yard backyard forest field desert mountain countryside
-        pool lake river sea ocean office library restaurant zoo stadium court gym farm meadow jungle studio scenery setting landscape
-        environment location terrace hallway station shore""",
+    'PLACE': """beach street road city kitchen bathroom bedroom room mall shop store park garden yard backyard forest field desert mountain
+        countryside pool lake river sea ocean office library restaurant zoo stadium court gym farm meadow jungle studio scenery setting landscape
+        environment location terrace hallway alleyway station shore""",
     'BACKGROUND': "background backdrop",
     'SURFACE': "wall sky floor grass fur hair ceiling ground roof skin",
     'BODY': "leg hand arm foot finger paw eye ear wing horn head face mouth back beak tail tongue nose tooth",
@@ -74,33 +96,42 @@ _FRAMES = {
     'SORT': "breed specie type kind brand model race variety",
 }
 
-# %% ../../nbs/audit/09_words.ipynb #c1f8c1f14
+# %% ../../nbs/audit/09_words.ipynb #c25e94084
 _VERBS = set("""sit stand lie run walk jump eat drink hold look face play sleep swim fly ride carry chase lick bite chew catch hug kiss smile cross
-    climb pose point talk watch pull push kick throw hit rest cook pour read dance kneel crouch bend hunt fight wave surf ski skate drive use touch lift squat crawl float dive feed bark yawn stretch sniff dig grab reach perform do wash knead paddle row cuddle curl nap perch graze
-    shake laugh speak sing drag lead follow howl splash roam gather huddle interact stare gaze travel swing hop bounce spin raise rest pounce swallow
-    cradle embrace clap work buy clean peel slice turn_on fall stay_still stop travel balance serve juggle""".split())
+    climb pose point talk watch pull push kick throw hit rest cook pour read dance kneel crouch bend hunt fight wave surf ski skate drive use touch
+    lift squat crawl float dive feed bark yawn stretch sniff dig grab reach perform do wash knead paddle row cuddle curl nap perch graze shake laugh
+    speak sing drag follow howl splash roam gather huddle interact stare gaze travel swing hop bounce spin raise rest pounce swallow embrace clap
+    work buy clean peel slice turn_on fall stay_still stop travel balance serve juggle flap stick pet hide scream charge""".split())
 _IRREGULAR = dict(lying='lie', laying='lie', sat='sit', stood='stand', ran='run', ate='eat', eaten='eat', held='hold', slept='sleep', asleep='sleep',
                   swam='swim', flew='fly', rode='ride', caught='catch', bitten='bite', driven='drive', fed='feed', thrown='throw', done='do',
                   men='man', women='woman', children='child', mice='mouse', geese='goose', wolves='wolf', feet='foot', teeth='tooth')
 _WHOLE = {'glasses', 'lights', 'stones', 'bricks', 'shorts', 'tights', 'animals'}  # not what they seem without the ending
 _PLURALS = {'people', 'men', 'women', 'children', 'fish', 'sheep', 'mice', 'geese', 'teeth'}
-_NOUNS_IN_ING = set("""clothing building ceiling evening wedding morning painting thing nothing something anything everything string ring king spring
-    lighting railing stocking opening earring wing bedding flooring setting topping sibling living parking dining vending missing remaining
-    matching shopping seating landing housing icing sling swimming-pool""".split())
+_NOUNS_IN_ING = set("""clothing building ceiling evening wedding morning painting thing nothing something anything everything string ring king
+    spring lighting railing stocking opening earring wing bedding flooring setting topping sibling living parking dining vending missing
+    remaining sliding packaging matching shopping seating landing housing icing sling swimming-pool""".split())
 
-# %% ../../nbs/audit/09_words.ipynb #cdae476e0
-_PHRASES = [(re.compile(pattern), word) for pattern, word in [
+# %% ../../nbs/audit/09_words.ipynb #c39692adb
+_PHRASES = [
     (r"’", "'"), (r"\bit'?s (?=an? )", 'is '), (r'\bbut not (?=an? )', 'instead of '), (r'\bstill (look|is|are|has|have)\w*\b[^,.;]*', ''),
-    (r'\b(go|goes) from\b', 'change'), (r'\badditions? of\b', 'add'), (r'\bcovered (in|with|by)\b', 'with'), (r'\bswimming pool\b', 'pool'), (r'\bglass of\b', 'drink of'),
-    (r'\b(in|on|at) (the )?(front|back|top|bottom|middle|center)\b(?! of)', ''), (r"n't\b", ' not'), (r'\bcannot\b', 'not'), (r'\bwhile\b(?= \w+ing\b)', ''),
+    (r'\b(go|goes) from\b', 'change'), (r'\badditions? of\b', 'add'), (r'\bas (it was )?before\b', ''), (r'\bcovered (in|with|by)\b', 'with'),
+    (r'\bswimming pool\b', 'pool'), (r'\bglass of\b', 'drink of'),
+    (r'\b(in|on|at) (the )?(front|back|top|bottom|middle|center)\b(?! of)', ''), (r"n't\b", ' not'), (r'\bcannot\b', 'not'),
+    (r'\bwhile\b(?= \w+ing\b)', ''),
     (r'\b(facing|face|faces|touching|touch|hugging|opposite|near|beside|next to) each other\b|\bside by side\b|\bhead to head\b', 'put on side'),
-    (r'\bupside[ -]down\b|\b(lying|laying|laid|lies|lay|is|are|placed|resting) on (its|his|her|their) (side|back)\b(?! of)|\bnot together\b|\bfarther apart\b', 'put on side'),
+   
+    (r'\bupside[ -]down\b|\b(lying|laying|laid|lies|lay|is|are|placed|resting) on (its|his|her|their) (side|back)\b(?! of)', 'put on side'),
+    (r'\bnot together\b|\bfarther apart\b', 'put on side'),
     (r'\b(next|close|closer) to\b(?! the camera| camera| us)|\bbeside\b', 'next_to'),
     (r'\bin front of\b', 'in_front_of'), (r'\bon top of\b', 'on_top_of'), (r'\bmade (\w+ )?(of|from|out of)\b', 'material of'),
     (r'\b(on|to) (the|its|their|his|her|each|both) (far )?(left|right|sides?)( side)?( of)?\b|\bin the foreground\b', 'to_the_side'),
     (r'\bin (the )?(\w+ )?(background|distance)\b(?! of)', 'in_background'),
     (r'\bclose[ -]?ups?\b|\bup close\b|\bcloser (to|look|view|distance)\b', 'closeup'), (r'\bzoom(ed|s|ing)?( in| out)?\b', 'zoom'),
     (r'\b(far|farther|further) away\b', 'far_away'), (r'\bside(ways)?( angle)?[ -]view\b', 'side-view'),
+]
+
+# %% ../../nbs/audit/09_words.ipynb #cb4117263
+_PHRASES += [
     (r'\b(from|of) (the |a |an )?(front|side|back|behind|top|above|below|rear|bottom|overhead)\b', 'view_from'),
     (r'\b(lower|higher|closer|top|bottom) (angle|perspective|point of view|view)\b', 'viewpoint'),
     (r'\bblack (and|&) white (?=photo|image|picture)|\b(in|to) black and white( photo)?$|\bdark mode\b', 'greyscale'),
@@ -109,21 +140,25 @@ _PHRASES = [(re.compile(pattern), word) for pattern, word in [
     (r'\bturn(s|ed)? ((?!on|off)\w+ ){0,3}into\b', 'turn_into'), (r'\b(turn(s|ed)? (on|off)|light(s|ed)? up|lit up)\b', 'turn_on'),
     (r'\b(one less|less one|one fewer|two less)\b', 'fewer'), (r'\b(one|two) more\b|\ban extra\b', 'extra'), (r'\bat least\b', ''),
     (r'\b(less )?every ?day\b', 'everyday'), (r'\b(during|by|in) (the )?day( ?time)?\b|\bday ?time\b', 'daytime'),
-    (r'\ba (bit|little)( of)?\b|\ba lot\b(?! of)', 'very'), (r'\b(a )?lots? of\b', 'lots_of'), (r'\b(is|are|being|remain|stay) still\b', 'stay_still'),
+    (r'\ba (bit|little)( of)?\b|\ba lot\b(?! of)', 'very'), (r'\b(a )?lots? of\b', 'lots_of'),
+    (r'\b(is|are|being|remain|stay) still\b', 'stay_still'),
     (r'\bnavy blue\b', 'navy'), (r'\bpolka ?dots?\b', 'dots'), (r'\btwo[ -]toned?\b', 'two-toned'), (r'\bsee through\b', 'see-through'),
     (r'\bv[ -]?(neck(ed|line)?s?|shaped neckline)\b', 'v-neck'), (r'\boff[- ](the[- ])?shoulders?\b', 'off-shoulder'),
     (r'\bt[ -]?shirts?\b', 't-shirt'), (r'\btank tops?\b', 'tank_top'), (r'\bbutton(ed)?[- ](up|down)\b', 'button'),
     (r'\b(is|are|photo|image|picture) (shot|taken|set|placed|photographed|seen)\b', 'is'),
-]]
+]
+
+# %% ../../nbs/audit/09_words.ipynb #c1c38450c
+_COMPILED = [(re.compile(pattern), word) for pattern, word in _PHRASES]
 
 def _phrased(text: str) -> str:
     "Lower case, with every fixed expression as one word."
     text = text.lower()
-    for pattern, word in _PHRASES: text = pattern.sub(word, text)
+    for pattern, word in _COMPILED: text = pattern.sub(word, text)
     return text
 
-# %% ../../nbs/audit/09_words.ipynb #c536e5cce
-_TAG = {word: tag for table in (_FRAMES, _ATTRIBUTES) for tag, words in table.items() for word in words.split()}
+# %% ../../nbs/audit/09_words.ipynb #c07d6d9cd
+_TAG = {word: tag for table in (_FRAMES, _THINGS, _ATTRIBUTES) for tag, words in table.items() for word in words.split()}
 _ENDINGS = [('iest', 'y'), ('ier', 'y'), ('ies', 'y'), ('est', ''), ('est', 'e'), ('er', ''), ('er', 'e'), ('ish', ''), ('ing', ''), ('ing', 'e'),
             ('es', ''), ('ed', ''), ('ed', 'e'), ('s', ''), ('d', '')]
 
@@ -140,7 +175,7 @@ def lemma(word: str,  # lower case
             if len(base) > 2 and (plural or base in _VERBS or _TAG.get(base, 'X').islower()): return base
     return word
 
-# %% ../../nbs/audit/09_words.ipynb #cb4117263
+# %% ../../nbs/audit/09_words.ipynb #caec1a84b
 _NOUN_BEFORE = {'DET', 'THE', 'PREP', 'MORE', 'NUM', 'DROP', 'DIFF', 'SAME', 'color', 'shape'}
 
 _MOVES = {'SHOW', 'PUT', 'CHANGE', 'ADD', 'DROP'}  # nouns too: a display, the set, a change
@@ -159,7 +194,7 @@ def _tag(word: str, before: str) -> str:
     plural = word in _PLURALS or (len(word) > 2 and word.endswith('s') and not word.endswith(('ss', 'us', 'is')))
     return 'NOUNS' if plural else 'ADV' if word.endswith('ly') and len(word) > 5 else 'NOUN'
 
-# %% ../../nbs/audit/09_words.ipynb #c50715e6c
+# %% ../../nbs/audit/09_words.ipynb #cf04ac54e
 def tagged(text: str,  # a modification text
           ) -> list[tuple[str, str]]:  # (word, tag) in order
     "The words and punctuation marks of a text with their tags."
