@@ -93,7 +93,7 @@ def test_check_of_a_sound_folder(toy):
 
 def test_evaluate_reads_a_run(toy, elsewhere):
     code, out, _ = call("evaluate", toy.folder, "--by", "category", "--csv", elsewhere / "r.csv")
-    assert code == 0 and "15 queries, 60 candidates" in out and "toy-b" in out and "hit@10" in out
+    assert code == 0 and "15 queries, 60 candidates" in out and "toy-b" in out and "R@10" in out
     assert (elsewhere / "r.csv").read_text().startswith("model,family,modality")
     for bad, near in ((("--by", "micr"), "micro"), (("--modality", "txt"), "text")):
         code, _, error = call("evaluate", toy.folder, *bad)

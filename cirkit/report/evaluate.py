@@ -148,7 +148,9 @@ def scores(run: Run,             # with ranks
     if by not in LEVELS: raise unknown('level', by, LEVELS)
     if modality not in (*MODALITIES, 'all'): raise unknown('modality', modality, (*MODALITIES, 'all'))
     some = run.ranks if modality == 'all' else run.ranks[run.ranks.modality == modality]
-    return summary(some, METRICS, [by], run.size.resamples)
+    table = summary(some, METRICS, [by], run.size.resamples)
+    single = (some.pos.map(len) == 1).all()  # then hit@k and recall@k are one number, which papers call R@k
+    return table.assign(metric=table.metric.str.replace('hit@', 'R@')) if single else table
 
 def headline(run: Run) -> str:
     "Which queries and which gallery the numbers are about."
