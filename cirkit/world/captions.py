@@ -75,6 +75,7 @@ def _things(scene, rng):
         out.append(describe_thing(said[i], rng.random() < SAY["action"], drop, extra))
     return out
 
+# %% ../../nbs/world/08_captions.ipynb #c9b80ed57
 def frame_phrases(scene: Scene, rng: np.random.Generator) -> dict[str, str]:
     "Phrases for those looks of the frame that are said."
     out = {}
@@ -85,7 +86,7 @@ def frame_phrases(scene: Scene, rng: np.random.Generator) -> dict[str, str]:
     if BACKGROUNDS[scene.background].fixed_time: out.pop("time", None)
     return out
 
-# %% ../../nbs/world/08_captions.ipynb #c9b80ed57
+# %% ../../nbs/world/08_captions.ipynb #cf567ea5f
 OPENINGS = ("{things}", "a picture of {things}", "there {be} {things}", "an image with {things}", "{things} can be seen",
             "a scene with {things}", "we see {things}")
 PLACED = {"left of": "to the left of", "right of": "to the right of"}   # relation -> preposition, others as they are
@@ -109,7 +110,7 @@ def caption(scene: Scene,
     tail = [*where, *frame.values()]
     return " ".join([opening, *(tail[i] for i in rng.permutation(len(tail)))])
 
-# %% ../../nbs/world/08_captions.ipynb #c4036f4cd
+# %% ../../nbs/world/08_captions.ipynb #c78aebc18
 OPENERS = ("", "the same scene but ", "the same picture except that ", "just like this, but ", "now ")
 COMMANDS = {
     "color": ("make {the} {v}", "change the color of {the} to {v}", "paint {the} {v}", "turn {the} {v}"),
@@ -127,7 +128,7 @@ COMMANDS = {
     "time": ("show the scene {phrase}", "change the time of day to {v}", "make it {v}"),
     "weather": ("show the scene {phrase}", "change the weather to {v}", "make the weather {v}")}
 
-# %% ../../nbs/world/08_captions.ipynb #c78aebc18
+# %% ../../nbs/world/08_captions.ipynb #ce4485d3d
 CLAUSES = {
     "color": ("{the} {be} {v}", "the color of {the} is {v}", "{the} {have} turned {v}"),
     "material": ("{the} {be} made of {v}", "{the} {be} {adj}", "the material of {the} is {v}"),
@@ -144,7 +145,7 @@ CLAUSES = {
     "time": ("it is {v}", "the scene takes place {phrase}", "the time of day is {v}"),
     "weather": ("the weather is {v}", "it is {v}", "everything is {phrase}")}
 
-# %% ../../nbs/world/08_captions.ipynb #c1762da83
+# %% ../../nbs/world/08_captions.ipynb #c55d2cae4
 NEGATIVE = {
     "color": ("{the} in a different color", "the same {noun} but in another color", "{the} {be} no longer {old}",
               "anything but {old} for {the}"),
@@ -157,7 +158,7 @@ NEGATIVE = {
 
 PHRASES = {"shape": SHAPES, "texture": PATTERNS, "viewpoint": VIEWPOINTS, "style": STYLES, "time": TIMES, "weather": WEATHERS}
 
-# %% ../../nbs/world/08_captions.ipynb #c4a30aa3b
+# %% ../../nbs/world/08_captions.ipynb #c6dae367c
 WHERE = {"left of": "to the left of", "right of": "to the right of", "left side": "on the left side of the picture",
          "right side": "on the right side of the picture", "middle": "in the middle of the picture"}
 
@@ -170,6 +171,7 @@ def _thing_words(thing, scene, rng):
     return dict(zip(("be", "have", "was", "it"), verbs), the=f"the {adjectives}{name}", noun=name,
                 plural=CLASSES[thing.cls].plural)
 
+# %% ../../nbs/world/08_captions.ipynb #c054bec68
 def _value_words(edit, scene, thing):
     "Words about the old and the new value."
     sub, v = edit.subcategory, edit.value
@@ -189,7 +191,7 @@ def _count_words(edit, thing):
     def number(n): return f"{NUMBERS[n]} {noun(thing.cls, n)}"
     return dict(n=number(edit.value), old=number(thing.count), v=NUMBERS[edit.value], nbe="are" if edit.value > 1 else "is")
 
-# %% ../../nbs/world/08_captions.ipynb #c6dae367c
+# %% ../../nbs/world/08_captions.ipynb #cedac29b3
 def _words(edit, scene, rng):
     "What stands for each brace of a template."
     thing = scene.get(edit.key) if edit.key else None
@@ -203,6 +205,7 @@ def _words(edit, scene, rng):
         words["whither"] = "to" + words["where"].removeprefix("on").removeprefix("in") if other is None else words["where"]
     return words
 
+# %% ../../nbs/world/08_captions.ipynb #ca9097f97
 def instruction(edit: Edit,
                 scene: Scene,              # the reference
                 rng: np.random.Generator,  # decides the wording
@@ -220,7 +223,7 @@ def instruction(edit: Edit,
     if template in CLAUSES[sub]: template = pick(rng, OPENERS) + template
     return template.format(**words)
 
-# %% ../../nbs/world/08_captions.ipynb #c7374b85f
+# %% ../../nbs/world/08_captions.ipynb #cee2349a7
 JOINTS = (", ", "; ", " and "), (" and ", ", and ", " and also ")
 
 def join_instructions(texts: list[str], rng: np.random.Generator) -> str:

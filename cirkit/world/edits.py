@@ -89,13 +89,14 @@ def _spots(thing, relation, other, rng, tries=60):
     inside = (x >= low) & (x <= high) & (y >= thing.size + EDGE) & (y <= GROUND_BAND[1]) & ((y < GROUND_BAND[0]) == in_air(thing))
     return np.round(x[inside], 3), np.round(y[inside], 3)
 
+# %% ../../nbs/world/07b_edits.ipynb #c49b00f49
 def _free(x, y, thing, relation, other, things):
     "Which places hide nothing and are not hidden."
     near = other if relation in ("in front of", "behind") else None
     free = crowding(x, y, thing.size, [t for t in things if t is not thing and t is not near]) <= MAX_OVERLAP
     return free & (crowding(x, y, thing.size, [near]) <= MAX_HIDDEN) if near else free
 
-# %% ../../nbs/world/07b_edits.ipynb #c49b00f49
+# %% ../../nbs/world/07b_edits.ipynb #cd7a124f9
 def _move(scene, t, relation, other, rng):
     "The edit that brings a thing into a relation, or None if there is no room."
     if not CLEARLY_NOT[relation](t, other): return None
@@ -114,7 +115,7 @@ def _spatial_edits(scene, subcategory, rng):
     for t, relation, other in shuffled(rng, pairs):
         if edit := _move(scene, t, relation, other, rng): yield edit
 
-# %% ../../nbs/world/07b_edits.ipynb #c7f5e9272
+# %% ../../nbs/world/07b_edits.ipynb #c244193ca
 def _frame_edits(scene, subcategory, rng):
     kind = BACKGROUNDS[scene.background]
     if subcategory in ("time", "weather") and kind.fixed_time or subcategory == "weather" and kind.indoor: return
@@ -124,7 +125,7 @@ OPTIONS = {"addition": _addition_edits, "remove": _remove_edits, "replace": _rep
            "spatial": _spatial_edits, "action": _action_edits} | dict.fromkeys(FRAME_FIELDS, _frame_edits) | \
           dict.fromkeys(SURFACE, _field_edits)
 
-# %% ../../nbs/world/07b_edits.ipynb #cc84613cd
+# %% ../../nbs/world/07b_edits.ipynb #c4d786959
 MIN_DRAWING_CHANGE = 0.3   # share of a drawing
 AIM = 2*MIN_CHANGE         # share of the frame; twice the limit, since light and overlaps take some away
 
@@ -149,7 +150,7 @@ def legible(scene: Scene, edit: Edit) -> bool:
         return share >= MIN_DRAWING_CHANGE and share*area >= AIM
     return area >= AIM
 
-# %% ../../nbs/world/07b_edits.ipynb #c4d786959
+# %% ../../nbs/world/07b_edits.ipynb #ccea0d96d
 def propose_edits(scene: Scene,
                   subcategory: str,         # one of the fourteen simple ones
                   rng: np.random.Generator,

@@ -97,15 +97,19 @@ def hidden(look: str,        # value of a look of the frame
 # %% ../../nbs/world/06c_legibility.ipynb #c9c965758
 MIN_LIGHT = 0.15   # share of the frame
 
-@lru_cache(256)
-def _park(time, weather, viewpoint):
-    return render(Scene(1, "city park", time=time, weather=weather, viewpoint=viewpoint), 96)
+@lru_cache(512)
+def _place(background, *look): return render(Scene(1, background, **dict(zip(("time", "weather", "viewpoint"), look))), 96)
+
+def _gap(look, other):
+    "How much two lights differ; from above without the help of lawns and lamps as well."
+    places = ("city park", "forest") if look[2] == "bird's-eye" else ("city park",)
+    return min(changed_share(_place(p, *look), _place(p, *other)) for p in places)
 
 @lru_cache(256)
 def told_apart(time: str, weather: str, viewpoint: str=VIEWPOINT,
               ) -> tuple[bool, bool]:  # the time is seen in this weather; the weather is seen at this time
     "Whether each of the two looks can be seen beside the other, from this viewpoint."
-    here = _park(time, weather, viewpoint)
-    times = min(changed_share(here, _park(t, weather, viewpoint)) for t in TIMES if t != time)
-    weathers = min(changed_share(here, _park(time, w, viewpoint)) for w in WEATHERS if w != weather)
+    here = time, weather, viewpoint
+    times = min(_gap(here, (t, weather, viewpoint)) for t in TIMES if t != time)
+    weathers = min(_gap(here, (time, w, viewpoint)) for w in WEATHERS if w != weather)
     return times >= MIN_LIGHT, weathers >= MIN_LIGHT

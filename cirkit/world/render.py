@@ -49,6 +49,7 @@ def cutout(thing: Thing,   # its looks; place and number do not matter
     if max(rgba.shape) <= OVERSIZE*px: return rgba
     return sprite(thing.cls, px=max(4, int(px*OVERSIZE*px/max(rgba.shape))), **looks)
 
+# %% ../../nbs/world/06_render.ipynb #c0b98a93f
 @lru_cache(1024)
 def _stamp(cls, action, color, material, pattern, shape, px, stretch):
     "Colours with an empty fourth band, coverage and outline, as images."
@@ -63,7 +64,7 @@ def stamp(thing: Thing, px: float, stretch: float=1.):
     "The images that draw one object of a thing."
     return _stamp(thing.cls, thing.action, thing.color, thing.material, thing.pattern, thing.shape, max(4, round(px)), stretch)
 
-# %% ../../nbs/world/06_render.ipynb #c55d2cf55
+# %% ../../nbs/world/06_render.ipynb #c22adf18f
 @lru_cache(512)
 def shadow(width: int) -> Image.Image:  # mask, (width/4, width)
     "A soft ellipse, darkest in the middle."
@@ -71,7 +72,7 @@ def shadow(width: int) -> Image.Image:  # mask, (width/4, width)
     y, x = np.mgrid[-1:1:h*1j, -1:1:width*1j]
     return Image.fromarray((95*np.clip(1 - x*x - y*y, 0, 1)).astype(np.uint8))
 
-# %% ../../nbs/world/06_render.ipynb #c94a438b6
+# %% ../../nbs/world/06_render.ipynb #cd8557f15
 def _draw_thing(canvas, ids, thing, number, view):
     "Paste a group on the canvas and its ids on the id map."
     size = view.size
@@ -89,6 +90,7 @@ def _draw_thing(canvas, ids, thing, number, view):
         canvas.paste(image, at, alpha)
         ids.paste(8*(number + 1) + j, at, outline)
 
+# %% ../../nbs/world/06_render.ipynb #cd9894c69
 @lru_cache(32)
 def _stage(background, seed, size, viewpoint):
     "The place and its canvas: colours, and the visible sky as fourth band."
@@ -103,7 +105,7 @@ def shoot(scene: Scene, size: int) -> Frame:  # picture in plain light, ids, reg
     for i in order: _draw_thing(canvas, ids, scene.things[i], i, view)
     return view.shoot(np.asarray(canvas), np.asarray(ids), place)
 
-# %% ../../nbs/world/06_render.ipynb #cd9894c69
+# %% ../../nbs/world/06_render.ipynb #c227168d3
 def _develop(scene, frame):
     "Time, weather and style on a frame."
     image = apply_time(frame.image, scene.time, frame.sky, frame.lights)
@@ -124,6 +126,7 @@ def render_with_masks(scene: Scene,
     frame = shoot(scene, size)
     return _develop(scene, frame), {t.key: frame.ids >> 3 == i + 1 for i, t in enumerate(scene.things)}
 
+# %% ../../nbs/world/06_render.ipynb #cec6fd29b
 def object_masks(scene: Scene,
                  size: int=224,
                 ) -> dict[str, list[np.ndarray]]:  # thing key -> (size,size) bool for each of its objects

@@ -22,8 +22,9 @@ from .vocab import (BACKGROUNDS, COLORS, MATERIALS, PATTERNS, SHAPES, STYLES, TI
                                 WEATHERS)
 
 # %% ../../nbs/world/05_scene.ipynb #c745e7411
-MAX_COUNT = 6
+MAX_COUNT = 6      # beyond it, people no longer count at a glance
 
+# %% ../../nbs/world/05_scene.ipynb #cf5ea0483
 @dataclass(frozen=True)
 class Thing:
     "A group of equal objects: class, looks, number and place."
@@ -41,16 +42,14 @@ class Thing:
     action: str | None = None   # None: the class's first action, if it has any
 
     @property
-    def doing(self) -> str | None:
-        "What it is doing; None if its class has no actions."
+    def doing(self) -> str | None:  # None: its class has no actions
         return self.action or next(iter(CLASSES[self.cls].actions), None)
 
     @property
     def box(self) -> tuple[float, float, float, float]:  # left, top, right, bottom, fractions of the frame
-        "The cell."
         return self.x - self.size/2, self.y - self.size, self.x + self.size/2, self.y
 
-# %% ../../nbs/world/05_scene.ipynb #c7a965e74
+# %% ../../nbs/world/05_scene.ipynb #ce0b101a4
 VIEWPOINT, STYLE, TIME, WEATHER = (next(iter(t)) for t in (VIEWPOINTS, STYLES, TIMES, WEATHERS))
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Scene:
         "The thing of this class; classes are distinct within a scene."
         return next((t for t in self.things if t.cls == cls), None)
 
-# %% ../../nbs/world/05_scene.ipynb #ca389e0b4
+# %% ../../nbs/world/05_scene.ipynb #cf034ae9f
 def _with_things(scene, things): return dataclasses.replace(scene, things=tuple(sorted(things, key=lambda t: t.key)))
 
 def with_thing(self, key: str,  # of the thing to change
@@ -92,7 +91,7 @@ def without(self, key: str) -> "Scene":
 
 Scene.with_thing, Scene.adding, Scene.without = with_thing, adding, without
 
-# %% ../../nbs/world/05_scene.ipynb #cd92bdf69
+# %% ../../nbs/world/05_scene.ipynb #c70346c34
 TABLES = {"background": BACKGROUNDS, "viewpoint": VIEWPOINTS, "time": TIMES, "weather": WEATHERS, "style": STYLES,
           "cls": CLASSES, "color": COLORS, "material": MATERIALS, "pattern": PATTERNS, "shape": SHAPES}
 
@@ -110,7 +109,7 @@ def thing_from_dict(row: dict) -> Thing:
     if row.get("action") is not None and row["action"] not in actions: raise unknown("action", row["action"], actions)
     return Thing(**row)
 
-# %% ../../nbs/world/05_scene.ipynb #c70346c34
+# %% ../../nbs/world/05_scene.ipynb #c219871a3
 def to_dict(scene: Scene) -> dict:  # plain values, ready for JSON; fields at their default are left out
     "A scene as a JSON object."
     def short(obj): return {f.name: getattr(obj, f.name) for f in dataclasses.fields(obj)
@@ -122,7 +121,7 @@ def from_dict(row: dict) -> Scene:
     _check_names(row)
     return Scene(**row | {"things": tuple(thing_from_dict(t) for t in row.get("things", ()))})
 
-# %% ../../nbs/world/05_scene.ipynb #ccceed0d6
+# %% ../../nbs/world/05_scene.ipynb #caecf9540
 GROUND = 0.58      # lower edges below this line stand on the ground
 MARGIN = 0.20      # least distance of two centres for left and right
 
@@ -138,13 +137,13 @@ RELATIONS = {"left of": _left, "right of": lambda a, b: _left(b, a), "above": _a
              "behind": lambda a, b: _front(b, a)}
 SIDES = {"left side": lambda t: t.x <= 0.31, "right side": lambda t: t.x >= 0.69, "middle": lambda t: 0.45 <= t.x <= 0.55}
 
-# %% ../../nbs/world/05_scene.ipynb #caecf9540
+# %% ../../nbs/world/05_scene.ipynb #cfce34008
 def relations(scene: Scene) -> list[tuple[str, str, str]]:  # (key, relation, key)
     "Every relation that clearly holds between two things."
     return [(a.key, name, b.key) for a in scene.things for b in scene.things if a.key != b.key
             for name, test in RELATIONS.items() if test(a, b)]
 
-# %% ../../nbs/world/05_scene.ipynb #c181d677c
+# %% ../../nbs/world/05_scene.ipynb #ce6b260ca
 MAX_OVERLAP = 0.15                          # of a cell, by any one other cell
 GROUND_BAND, AIR_BAND = (0.63, 0.93), (0.30, 0.46)   # where lower edges may be
 EDGE = 0.07                                 # free rim of the frame, which a close-up cuts off
@@ -168,7 +167,7 @@ def crowding(x, y, size,  # of candidate cells, numbers or arrays (n,)
         worst = np.maximum(worst, shared/np.minimum(size, o.size)**2)
     return worst
 
-# %% ../../nbs/world/05_scene.ipynb #c1abefba1
+# %% ../../nbs/world/05_scene.ipynb #c35370759
 def cell_size(cls: str,         # class name
               y,                # lower edge, number or array
               scale: float=1.,  # of the whole scene: fewer things are drawn larger
@@ -182,6 +181,7 @@ def hangs(cls: str) -> bool:
     "Whether a thing of this class hangs in the air or on a wall."
     return CLASSES[cls].place in ("sky", "wall")
 
+# %% ../../nbs/world/05_scene.ipynb #cc7c45b5a
 def place(thing: Thing,             # its x, y, size and depth are replaced
           others,                   # the things that are already there
           rng: np.random.Generator,
@@ -203,11 +203,12 @@ def crowded(things) -> bool:
     low = [at(t, t.x, t.y if in_air(t) else 0.9 + 0.4*(t.y - 0.9), t.size) for t in things]
     return any(overlap(a, b) > 0.5 for a in low for b in low if a is not b and b.depth >= a.depth)
 
+# %% ../../nbs/world/05_scene.ipynb #cade859c2
 def at(thing: Thing, x: float, y: float, size: float) -> Thing:
     "The thing in another cell."
     return dataclasses.replace(thing, x=float(x), y=float(y), size=float(size), depth=float(y))
 
-# %% ../../nbs/world/05_scene.ipynb #cade859c2
+# %% ../../nbs/world/05_scene.ipynb #c85592604
 KINDS = [set(kind.split(", ")) for kind in (                 # classes that one word could mean
     "dog, poodle, wolf", "monkey, chimpanzee, gorilla", "cat, tiger, leopard, lion", "bear, panda, koala, teddy bear",
     "duck, goose, swan", "rooster, turkey, chick", "deer, goat, llama", "elephant, mammoth", "mouse, hamster",
@@ -226,6 +227,7 @@ KINDS = [set(kind.split(", ")) for kind in (                 # classes that one 
     "ghost, person, robot, snowman, alien")]
 MEASURES = {"of", "pair", "bunch"}                           # words that name no thing
 
+# %% ../../nbs/world/05_scene.ipynb #c538605d4
 def related(a: str, b: str) -> bool:
     "Whether a text could mean either class: a word in common, one kind, or both people."
     if set(a.split()) & set(b.split()) - MEASURES or any(a in kind and b in kind for kind in KINDS): return True
@@ -243,7 +245,7 @@ def belongs(cls: str,         # class name
     if c.place == "wall": return indoor
     return not indoor or not (c.group == "building" or c.group == "vehicle" and c.size > 0.65)
 
-# %% ../../nbs/world/05_scene.ipynb #c85592604
+# %% ../../nbs/world/05_scene.ipynb #c98c09f32
 PLAIN = 0.45                                             # share of things in their natural look
 DOERS = 0.2                                              # share picked among the classes with actions
 N_THINGS = {1: 0.12, 2: 0.46, 3: 0.34, 4: 0.08}          # number of things -> probability
@@ -254,7 +256,7 @@ def pick(rng: np.random.Generator, options):
     options = list(options)
     return options[int(rng.integers(len(options)))]
 
-# %% ../../nbs/world/05_scene.ipynb #c538605d4
+# %% ../../nbs/world/05_scene.ipynb #c8465cd28
 def sample_looks(cls: str,                  # class name
                  rng: np.random.Generator,
                 ) -> dict:                  # fields of `Thing`
@@ -280,7 +282,7 @@ def sample_frame(background: str,           # a name in `BACKGROUNDS`
     if rng.random() < 0.3: frame["viewpoint"] = pick(rng, VIEWPOINTS)
     return frame
 
-# %% ../../nbs/world/05_scene.ipynb #caab875d4
+# %% ../../nbs/world/05_scene.ipynb #c0400fbf3
 def sample_scene(seed: int | np.random.Generator,  # the same seed gives the same scene, always
                 ) -> Scene:                        # 1 to 4 things of distinct classes, each clearly visible
     "A random source scene."

@@ -20,6 +20,7 @@ def fit(image: np.ndarray,  # (h,w,3) uint8
     "A picture scaled to a square."
     return Image.fromarray(image).resize((px, px), Image.Resampling.LANCZOS)
 
+# %% ../../nbs/world/06b_sheets.ipynb #c1e56fffe
 def contact_sheet(rows,            # list of (list of (h,w,3) uint8 images, text)
                   columns: int=3,  # entries side by side
                   px: int=112,     # side of one picture
