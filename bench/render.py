@@ -62,7 +62,7 @@ def main():
     scenes = [s for group in sets for s in group]
     print(f"proposals     {1000 * (time.process_time() - start) / len(scenes):7.2f} ms an edit; {len(scenes)} scenes and edited scenes of {args.scenes} sources")
     ours = rate(render, scenes, args.size)
-    print(f"render        {ours:7.1f} images/s at {args.size} px, one thread, no sprite or place drawn before")
+    print(f"render        {ours:7.1f} images/s at {args.size} px, one thread; drawings are cached, places and sprites of this size are not")
     print(f"new sources   {rate(render, [sample_scene(n) for n in range(args.scenes)], args.size):7.1f} images/s, each in a place of its own")
     few = [sets[i][j % len(sets[i])] for i, j in zip(range(0, len(sets), 5), range(10**6))]
     peer = rate(plain_render, few, args.size)
