@@ -42,7 +42,9 @@ IRREGULAR = {"mouse": "mice", "goose": "geese", "sheep": "sheep", "deer": "deer"
              "pair of sunglasses": "pairs of sunglasses", "pair of gloves": "pairs of gloves", "pair of shorts": "pairs of shorts",
              "bunch of flowers": "bunches of flowers", "pair of headphones": "pairs of headphones", "maple leaf": "maple leaves",
              "wolf": "wolves", "knife": "knives", "bag of money": "bags of money", "ear of corn": "ears of corn",
-             "ball of yarn": "balls of yarn", "pair of cherries": "pairs of cherries", "stack of pancakes": "stacks of pancakes"}
+             "ball of yarn": "balls of yarn", "pair of cherries": "pairs of cherries", "stack of pancakes": "stacks of pancakes",
+             "box of popcorn": "boxes of popcorn", "snowman": "snowmen", "scarf": "scarves", "die": "dice", "sushi": "sushi",
+             "broccoli": "broccoli", "garlic": "garlic", "bamboo": "bamboo", "jellyfish": "jellyfish"}
 
 def plural_of(name: str,  # singular
              ) -> str:    # plural
