@@ -26,7 +26,7 @@ from ..errors import CirkitError
 # %% ../../nbs/embed/06_lasttoken.ipynb #c3a268a62
 def qwen_config(vocab: int,
                 tower: dict,           # vision settings: embed_dim, depth, num_heads, patch_size
-                width: int = 160, layers: int = 3, hidden: int = 432, heads: int = 5,
+                width: int = 160, layers: int = 3, hidden: int = 384, heads: int = 5,
                ) -> Qwen2VLConfig:
     "A tiny Qwen2-VL."
     rope = width//heads//2             # rotary pairs, shared by time, height and width

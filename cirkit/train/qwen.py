@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import Qwen2VLModel
 
-from ..embed.dual import END, IMAGE, PAD, START
+from ..embed.dual import IMAGE, PAD, START
 from ..embed.lasttoken import TEMPLATES, embed_sequences, vision_tokens
+from .clip import STEP, framed
 from .corpus import ALBUM, Corpus, album_batches
 from .heads import partners
 from .losses import info_nce
@@ -25,15 +26,14 @@ from .trainer import Settings
 def stored_sequences(rows: np.ndarray,      # (n, l) uint16 text token ids, zero padded
                      tokenizer, side: str,  # "query" or "target"
                      tokens: int,           # image tokens; 0: no image
+                     most: int = 48,        # longer texts are cut
                     ) -> tuple[torch.Tensor, torch.Tensor]:  # ids and mask, (n, longest)
     "Padded sequences around stored texts."
     before, after = (tokenizer.encode(t).ids for t in TEMPLATES[side].replace("{text}", "").split("{images}"))
     head = [START, *before, *([START] + [IMAGE]*tokens if tokens else []), *after]
-    n = (rows > 0).sum(1)
-    ids = np.full((len(rows), len(head) + int(n.max(initial=0)) + 1), PAD, np.int64)
-    ids[:, :len(head)] = head
-    ids[:, len(head):-1] = rows[:, :ids.shape[1] - len(head) - 1]
-    ids[np.arange(len(rows)), len(head) + n] = END
+    body = framed(rows, most)[:, 1:].numpy()           # without its start mark
+    ids = np.concatenate([np.broadcast_to(head, (len(rows), len(head))), body], 1)
+    ids = np.pad(ids, ((0, 0), (0, -ids.shape[1] % STEP)))
     ids = torch.from_numpy(ids)
     return ids, (ids != PAD).long()
 

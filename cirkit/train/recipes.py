@@ -20,7 +20,7 @@ from ..embed.dual import clip_config, load_dual, save_dual
 from ..embed.inversion import mapper, save_inversion
 from ..embed.lasttoken import load_qwen, qwen_config, save_qwen, share_tower, tower_from_clip
 from ..embed.zoo import write_record
-from ..errors import CirkitError
+from ..errors import unknown
 from ..fingerprint import environment
 from .albums import SPACE
 from .clip import ClipTrainee, clip_batches, clip_loss, rarity
@@ -146,26 +146,28 @@ def train_tiny(corpus: Corpus, zoo: Path, cache: Path, plan: Plan):
     torch.manual_seed(plan.tiny.seed)
     with Clock() as clock:
         tower = dict(embed_dim=v.embed_dim, depth=v.depth, num_heads=v.num_heads, patch_size=v.patch_size)
-        model = Qwen2VLModel(qwen_config(tokenizer.get_vocab_size(), tower, width=128, layers=2, hidden=256, heads=4))
+        model = Qwen2VLModel(qwen_config(tokenizer.get_vocab_size(), tower, width=128, layers=2, hidden=192, heads=4))
         share_tower(model, base.requires_grad_(False))
         run = fit(QwenTrainee(model, tokenizer), qwen_loss, qwen_batches(corpus, plan.tiny), plan.tiny, cache/"world-qwen2vl-xs")
     save_qwen(zoo/"world-qwen2vl-xs", model, tokenizer, shared=True)
     finish(zoo/"world-qwen2vl-xs", [PAIRS, COARSE, "vision layers of world-qwen2vl-s, frozen"], {"tiny": run}, clock, corpus)
 
 # %% ../../nbs/train/08_recipes.ipynb #c78e6bff3
-STEPS = (("world-clip", train_clip), ("world-pic2word", train_heads), ("world-qwen2vl-s", train_small), ("world-qwen2vl-xs", train_tiny))
+STEPS = {"dual": ("world-clip", train_clip), "heads": ("world-magiclens", train_heads), "small": ("world-qwen2vl-s", train_small),
+         "tiny": ("world-qwen2vl-xs", train_tiny)}   # step -> (the model it ends with, recipe)
 
-def train_zoo(zoo: Path,           # where model folders go
-              cache: Path,         # scratch: pictures, checkpoints, logs; some GB for the full plan
+def train_zoo(zoo: Path,               # where model folders go
+              cache: Path,             # scratch: pictures, checkpoints, logs; some GB for the full plan
               plan: Plan = FULL,
-              workers: int = 2,    # processes that render
-              report=print,        # told of every step
-             ):
+              steps=tuple(STEPS),      # in this order
+              workers: int = 2,        # processes that render
+             ) -> dict:                # {"pictures": n, "seconds": of rendering}
     "Train what is missing of the zoo."
     zoo, cache = Path(zoo), Path(cache)
     torch.set_num_threads(plan.threads)
     with Clock() as clock: corpus = build_corpus(cache/f"corpus-{plan.albums}", plan.albums, workers=workers)
-    report(f"{len(corpus)} pictures")
-    for name, train in STEPS:
-        if not (zoo/name/"record.json").exists(): train(corpus, zoo, cache/f"runs-{plan.albums}", plan)
-        report(f"{name} is there")
+    for step in steps:
+        if step not in STEPS: raise unknown("training step", step, STEPS)
+        model, train = STEPS[step]
+        if not (zoo/model/"record.json").exists(): train(corpus, zoo, cache/f"runs-{plan.albums}", plan)
+    return {"pictures": len(corpus), **clock.seconds()}
