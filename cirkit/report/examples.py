@@ -49,7 +49,7 @@ def category_shares(bench: Benchmark,
                    ) -> pd.DataFrame:      # benchmark, category, value (fraction), n
     "How the queries of several benchmarks fall into the categories; ours comes last."
     others = labels.assign(category=labels.subcategory.map(CATEGORY_OF).fillna('not sorted'))
-    ours = distribution(bench).rename(columns={'queries': 'count'}).assign(benchmark=bench.name, n=len(bench.queries))
+    ours = distribution(bench).rename(columns={'queries': 'count'}).assign(benchmark='this run', n=len(bench.queries))
     both = pd.concat([others, ours]).groupby(['benchmark', 'category', 'n'], sort=False)['count'].sum().reset_index()
     order = {c: i for i, c in enumerate([*CATEGORIES, 'not sorted'])}
     both = both.assign(value=both['count']/both.n, order=both.category.map(order)).sort_values('order', kind='stable')
