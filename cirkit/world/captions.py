@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NUMBERS', 'SAY', 'OPENINGS', 'PLACED', 'OPENERS', 'COMMANDS', 'CLAUSES', 'NEGATIVE', 'PHRASES', 'WHERE', 'JOINTS',
-           'article', 'noun', 'looks', 'natural_color', 'unseen', 'describe_thing', 'listing', 'frame_phrases',
+           'article', 'noun', 'looks', 'natural_color', 'unseen', 'doing', 'describe_thing', 'listing', 'frame_phrases',
            'caption', 'instruction', 'join_instructions']
 
 # %% ../../nbs/world/08_captions.ipynb #cbbde1ba4
@@ -47,6 +47,12 @@ def unseen(thing: Thing, scene: Scene) -> tuple[str, ...]:
     return tuple(w for sub, w in words.items() if w and any(hidden(getattr(scene, f), sub) for f in FRAME_FIELDS))
 
 # %% ../../nbs/world/08_captions.ipynb #c94e9e940
+def doing(action: str,  # such as 'lying on its back'
+          count: int,   # of the things that do it
+         ) -> str:      # agreeing in number
+    "An action as it is said of one or of several."
+    return action.replace("on its back", "on their backs") if count > 1 else action
+
 def describe_thing(thing: Thing,
                    action: bool=True,    # with its action
                    drop: tuple=(),       # adjectives that stay unsaid
@@ -55,7 +61,7 @@ def describe_thing(thing: Thing,
     "A noun phrase with a thing's number, looks and action."
     words = " ".join([w for w in looks(thing) if w not in drop] + [*extra, noun(thing.cls, thing.count)])
     phrase = article(words) if thing.count == 1 else f"{NUMBERS[thing.count]} {words}"
-    return f"{phrase} {thing.action}" if action and thing.action else phrase
+    return f"{phrase} {doing(thing.action, thing.count)}" if action and thing.action else phrase
 
 # %% ../../nbs/world/08_captions.ipynb #c7c55569e
 SAY = dict(thing=0.9, look=0.85, natural=0.3, action=0.85, relation=0.4, background=0.8, frame=0.8, default=0.08)  # probabilities
@@ -180,6 +186,7 @@ def _value_words(edit, scene, thing):
     if sub == "color" and old is None: old = natural_color(thing)
     words = dict(v=v, old=old)
     if sub in PHRASES: words |= dict(phrase=PHRASES[sub].get(v), oldphrase=PHRASES[sub].get(old))
+    if sub == "action": words = {k: doing(w, thing.count) if w else w for k, w in words.items()}
     if sub == "viewpoint": words["shot"] = words["phrase"].removeprefix("seen ")
     if sub == "material": words["adj"] = MATERIALS[v]
     if sub == "addition": words["a"] = article(v)

@@ -83,8 +83,8 @@ def visible_area(thing: Thing,
 FINE = {"texture", "material", "action"}   # changes within the outline of a thing
 HIDDEN_BY = {                              # look -> subcategories that it hides
     **{style: {"color", "time"} for style in COLORLESS_STYLES}, "blueprint": {"color", "time", "weather"},
-    "pencil sketch": {"color", "time", "weather"}, "watercolor": FINE, "oil painting": FINE, "pixel art": FINE,
-    "mosaic": FINE | {"count", "shape"}, "comic book": {"texture", "material"},
+    "pencil sketch": {"color", "time", "weather"}, "watercolor": FINE | {"weather"}, "oil painting": FINE,
+    "pixel art": FINE | {"weather"}, "mosaic": FINE | {"count", "shape", "weather"}, "comic book": {"texture", "material"},
     "foggy": FINE | {"color"}, "sunset": {"color"}, "wide shot": {"texture", "material"},
     "low angle": {"addition", "spatial"}}  # things stand close behind one another
 
