@@ -68,9 +68,7 @@ def _ensure(profile, work, models, workers, last):
 @_models
 @_workers
 def reproduce(group, profile, only, force, check, out, work, models, workers):
-    """Make the tables and figures of GROUP: edir, circus, all, or long (training).
-
-    What is fresh (inputs, parameters and code unchanged) is skipped.
+    """Make the tables and figures of GROUP (edir, circus, all, or long: training) that are not fresh.
 
     \b
     Examples:
@@ -80,11 +78,10 @@ def reproduce(group, profile, only, force, check, out, work, models, workers):
       cirkit reproduce --models +lite0             one model more
       cirkit reproduce --check                     does this machine give the committed numbers?
     """
-    from cirkit.report import reproduce as r
-    from cirkit.report.sidecar import out_folder, work_folder
-    if check and not out: out = str(work_folder(profile, work)/'check')
+    from cirkit.report import reproduce as r, sidecar
+    if check and not out: out = str(sidecar.work_folder(profile, work)/'check')
     outcomes = r.reproduce(group, profile, only, force, out, work, models, workers, sys.stderr.isatty(), click.echo)
-    sys.exit(_conclude(outcomes, out_folder(profile, out, work), check))
+    sys.exit(_conclude(outcomes, sidecar.out_folder(profile, out, work), check))
 
 # %% ../../nbs/report/14_cli.ipynb #c1764140b
 def _conclude(outcomes, out, check):
@@ -121,6 +118,7 @@ def synth(profile, work, workers):
     work = _ensure(profile, work, '', workers, 'synth')
     click.echo(f"benchmark: {work/'benchmark'}")
 
+# %% ../../nbs/report/14_cli.ipynb #cd5bc341a
 @cli.command()
 @_profile
 @_work
@@ -140,7 +138,7 @@ def embed(profile, work, models, workers):
     work = _ensure(profile, work, models, workers, 'rank')
     click.echo(f"rank tables: {work/'ranks'}")
 
-# %% ../../nbs/report/14_cli.ipynb #c9c9baa8a
+# %% ../../nbs/report/14_cli.ipynb #cb577b03e
 @cli.command()
 @click.argument('folder', type=click.Path(path_type=Path))
 @click.option('--against', default=None, type=click.Path(path_type=Path), metavar='DIR', help='Another benchmark, e.g. the training split, that must share no source.')
@@ -162,7 +160,7 @@ def check(folder, against):
     click.echo(f"{folder}: {len(faults)} fault{'' if len(faults) == 1 else 's'}")
     sys.exit(int(bool(faults)))
 
-# %% ../../nbs/report/14_cli.ipynb #c8c5e943a
+# %% ../../nbs/report/14_cli.ipynb #c337a51aa
 @cli.command()
 @click.argument('folder', type=click.Path(path_type=Path))
 @_models
@@ -173,13 +171,11 @@ def check(folder, against):
 def evaluate(folder, models, work, by, modality, csv):
     """Score models on FOLDER: any benchmark folder, or a RUN.
 
-    A RUN that has ranks is only read; with --models, or for a benchmark folder, images and texts
-    are embedded and ranked first. Values are per cent with 95 % intervals that resample sources.
-    A model of your own: see cirkit.embed.protocol.from_callable and cirkit.report.evaluate.score.
+    A RUN that has ranks is only read, unless --models is given. Values are per cent with 95 % intervals that
+    resample sources. A model of your own: cirkit.embed.protocol.from_callable and cirkit.report.evaluate.score.
 
     \b
     Examples:
-      cirkit evaluate runs/small
       cirkit evaluate runs/small --by subcategory --csv r.csv
       cirkit evaluate my_benchmark --models world-clip,world-magiclens --modality all
     """

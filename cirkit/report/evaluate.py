@@ -152,6 +152,7 @@ def scores(run: Run,             # with ranks
     single = (some.pos.map(len) == 1).all()  # then hit@k and recall@k are one number, which papers call R@k
     return table.assign(metric=table.metric.str.replace('hit@', 'R@')) if single else table
 
+# %% ../../nbs/report/13_evaluate.ipynb #c4857f9d6
 def headline(run: Run) -> str:
     "Which queries and which gallery the numbers are about."
     first = run.ranks.iloc[0]

@@ -95,6 +95,7 @@ def triplet_grid(run: Run,
             caption(ax, q.text)
     return fig
 
+# %% ../../nbs/report/12_examples.ipynb #cde6bb104
 def blank(width, height):
     "A figure without axes and without automatic layout."
     fig, ax = new_figure(width, height)
@@ -116,7 +117,7 @@ def caption(ax, text, width=110):
     ax.annotate('“' + _short(text, width).replace('$', r'\$') + '”', (0, 0), (0, -4), xycoords='axes fraction',
                 textcoords='offset points', va='top', ha='left', fontsize=7, annotation_clip=False)
 
-# %% ../../nbs/report/12_examples.ipynb #cef32cc53
+# %% ../../nbs/report/12_examples.ipynb #cbaf76db2
 @dataclass(frozen=True)
 class Story:
     "What the pipeline made of one source image."
@@ -127,6 +128,7 @@ class Story:
     queries: tuple          # (text, kept) of the chosen image
     query: Query            # the one that entered the benchmark
 
+# %% ../../nbs/report/12_examples.ipynb #c396e80a4
 def _of_source(run, stage, source, block):
     "Rows of a stage that belong to one source."
     path = run.folder/'synth'/stage/f'part-{block:05d}.jsonl'
@@ -145,7 +147,7 @@ def story(run: Run, query: Query) -> Story:
     texts = tuple((r['text'], ok[r['id']]) for r in rows['rewrite'] if r['id'].rpartition('-')[0] == target)
     return Story(run.image(query.images[0]), tuple(pool), tuple(made[target][:2]), images, texts, query)
 
-# %% ../../nbs/report/12_examples.ipynb #c396e80a4
+# %% ../../nbs/report/12_examples.ipynb #c21bf09d2
 def telling_story(run: Run, subcategory: str, seed=0) -> Story:
     "The story of a query in whose set an image was refused (any query, if there is none)."
     some = sorted((q for q in run.bench.queries if q.subcategory == subcategory), key=lambda q: item_seed(seed, q.id))
@@ -153,7 +155,7 @@ def telling_story(run: Run, subcategory: str, seed=0) -> Story:
     stories = (story(run, q) for q in some[:20])
     return next((s for s in stories if any(why for *_, why in s.images)), story(run, some[0]))
 
-# %% ../../nbs/report/12_examples.ipynb #c21bf09d2
+# %% ../../nbs/report/12_examples.ipynb #c93558b6e
 def pipeline(run: Run,
              story: Story,
             ):                   # a figure of a page's width
@@ -169,7 +171,7 @@ def pipeline(run: Run,
     _entry(fig, 3.92, run, story)
     return fig
 
-# %% ../../nbs/report/12_examples.ipynb #c5feec55f
+# %% ../../nbs/report/12_examples.ipynb #ca72fe35b
 def _image_set(fig, y, story, shown=6):
     "The edited set with the verdicts of the first check; a refused one comes last."
     arrow(fig, 3.5, y - 0.42, 3.5, y - 0.17)

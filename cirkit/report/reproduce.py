@@ -98,6 +98,7 @@ def _each(items, workers, arguments):
     with ProcessPoolExecutor(min(workers, len(items)), context, initializer=_leave_with_parent) as pool:
         yield from (job.result() for job in as_completed([pool.submit(make, item, *arguments) for item in items]))
 
+# %% ../../nbs/report/10_reproduce.ipynb #cff5dd16e
 def make_all(items: list,      # what to make
              profile: str,     # a profile's name
              out: Path,        # parent of papers/ and figures/
@@ -116,7 +117,7 @@ def make_all(items: list,      # what to make
             if not progress: echo(f'{outcome.item.title}: {outcome.status} in {outcome.seconds:.1f} s')
     return outcomes
 
-# %% ../../nbs/report/10_reproduce.ipynb #c6e318dbe
+# %% ../../nbs/report/10_reproduce.ipynb #c7d4f9424
 def reproduce(group='all',         # paper, 'all' or 'long'
               profile_name='small',# profile
               only=(),             # items; none: all
@@ -137,14 +138,12 @@ def reproduce(group='all',         # paper, 'all' or 'long'
     failure = steps.ensure(size, work, last_step(items), workers, progress=progress, echo=echo)
     blocked = [i for i in items if failure and steps.after(i.needs, failure.step)]
     reasons = {i: 'forced' if force else why_stale(i, profile_name, out, work) for i in items if i not in blocked}
-    done = {o.item: o for o in make_all([i for i, why in reasons.items() if why], profile_name, out, work, workers, progress, echo)}
-    for item, why in reasons.items():
-        if item not in done: done[item] = Outcome(item, 'fresh')
-        elif not done[item].why: done[item].why = why
-    for item in blocked: done[item] = Outcome(item, 'failed', why=f'needs {failure.step}, which failed: {failure.why}')
-    return [done[item] for item in items]
+    made = make_all([i for i, why in reasons.items() if why], profile_name, out, work, workers, progress, echo)
+    for outcome in made: outcome.why = outcome.why or reasons[outcome.item]
+    known = {o.item: o for o in made} | {i: Outcome(i, 'failed', why=f'needs {failure.step}, which failed: {failure.why}') for i in blocked}
+    return [known.get(item, Outcome(item, 'fresh')) for item in items]
 
-# %% ../../nbs/report/10_reproduce.ipynb #ce794fa8a
+# %% ../../nbs/report/10_reproduce.ipynb #c232b00bf
 def files_of(item: Item,       # an item
              out: Path,        # parent of papers/ and figures/
             ) -> list:         # e.g. ['papers/edir/table3.{csv,ipynb,json,md,tex}']
@@ -166,7 +165,7 @@ def summary(outcomes: list,    # Outcomes
     counts = ', '.join(f'{sum(o.status == s for o in outcomes)} {s}' for s in ('fresh', 'made', 'failed'))
     return '\n'.join([*(f'{name:<{width}}  {status:<6}  {took:>8}'.rstrip() for name, status, took in rows), f'{counts}; in {out}'])
 
-# %% ../../nbs/report/10_reproduce.ipynb #c232b00bf
+# %% ../../nbs/report/10_reproduce.ipynb #cb0148d51
 def report(outcome: Outcome) -> str:
     "A failed item, told at length."
     lines = [f'{outcome.item.title} failed: {outcome.why}']

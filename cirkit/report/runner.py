@@ -47,7 +47,7 @@ def typed_parameters(path: Path,    # a notebook
     return {name: _typed(name, value, defaults[name]) for name, value in values.items()}
 
 # %% ../../nbs/report/05_runner.ipynb #c26e88912
-FOLDERS = ('work', 'out')      # parameters that name folders of this machine
+FOLDERS = ('work', 'out', 'zoo', 'cache')  # parameters that name folders of this machine
 
 def _literal(value):
     "A Python literal in double quotes."
