@@ -55,7 +55,7 @@ MEAN, STD = 0.5, 0.25
 
 def pixels(images) -> torch.Tensor:  # (n, h, w, 3) uint8 -> (n, 3, h, w) float32
     "A batch of images as the model wants it."
-    return (torch.as_tensor(np.asarray(images)).permute(0, 3, 1, 2).float()/255 - MEAN)/STD
+    return (torch.tensor(np.asarray(images)).permute(0, 3, 1, 2).float()/255 - MEAN)/STD
 
 # %% ../../nbs/embed/03_dual.ipynb #c86140eda
 def clip_config(vocab: int,                 # tokens

@@ -14,6 +14,7 @@ from .composer import Composed, load_composer
 from .dual import ClipTower, SumFusion, load_dual
 from .inversion import Inversion, load_inversion
 from .lasttoken import LastToken, load_qwen
+from .lite0 import LiteBaseline, LiteTower, load_lite0
 from .protocol import Embedder
 from ..errors import CirkitError, unknown
 from ..fingerprint import file_digest
@@ -41,7 +42,8 @@ MODELS = {e.id: e for e in (
     Entry("world-searle", "World-SEARLE", "non-MLLM", "World-CLIP", "one pseudo word, by inversion", "2023-03", False, 128, base="world-clip"),
     Entry("world-magiclens", "World-MagicLens", "non-MLLM", "World-CLIP", "transformer over two vectors", "2024-03", True, 128, base="world-clip"),
     Entry("world-qwen2vl-xs", "World-Qwen2-VL-XS", "MLLM", "Qwen2-VL, 128 x 2", "last token", "2024-09", True, 128, base="world-qwen2vl-s"),
-    Entry("world-qwen2vl-s", "World-Qwen2-VL-S", "MLLM", "Qwen2-VL, 160 x 3", "last token", "2024-09", True, 160))}
+    Entry("world-qwen2vl-s", "World-Qwen2-VL-S", "MLLM", "Qwen2-VL, 160 x 3", "last token", "2024-09", True, 160),
+    Entry("lite0", "EfficientNet-Lite0 + MiniLM", "non-MLLM", "EfficientNet-Lite0 and MiniLM-L6", "sum of unit vectors after a linear map", "2020-03", False, 384))}
 
 # %% ../../nbs/embed/07_zoo.ipynb #cd968c26c
 WEIGHTS = "model.safetensors"
@@ -82,7 +84,10 @@ def _qwen(entry, folder, base, padding):
     both = weights_hash(folder) + (base.weights if base else "")
     return LastToken(entry.id, model, tokenizer, both, padding=padding)
 
-LOADERS: dict[str, Callable] = {"world-clip": _clip, "world-pic2word": _inversion, "world-searle": _inversion,
+def _lite0(entry, folder, base, padding):
+    return LiteBaseline(entry.id, LiteTower(), load_lite0(folder), weights_hash(folder))
+
+LOADERS: dict[str, Callable] = {"lite0": _lite0, "world-clip": _clip, "world-pic2word": _inversion, "world-searle": _inversion,
                                 "world-magiclens": _composer, "world-qwen2vl-xs": _qwen, "world-qwen2vl-s": _qwen}
 
 # %% ../../nbs/embed/07_zoo.ipynb #cfa58c7b8

@@ -95,7 +95,7 @@ def build_corpus(folder: Path,        # scratch folder; several GB for the full 
     folder = Path(folder); folder.mkdir(parents=True, exist_ok=True)
     meta = {"albums": albums, "size": size, "vocab": vocab, "space": SPACE}
     if not (folder/"corpus.json").is_file():
-        vocabulary(size=vocab).save(str(folder/"tokenizer.json"))
+        vocabulary(min(3000, 25*albums), vocab).save(str(folder/"tokenizer.json"))
         for a in arrays(folder, albums, size, "w+").values(): a.flush()
         write_json(folder/"corpus.json", meta)
     if read_json(folder/"corpus.json") != meta:

@@ -15,14 +15,15 @@ def info_nce(q: torch.Tensor,        # (n, d) float, any norm
              scale,                  # one over the temperature
              groups: torch.Tensor | None = None,  # (m,) int: equal numbers are the same target
              symmetric: bool = False,             # also from targets to queries (needs m = n)
+             ignore: torch.Tensor | None = None,  # (n, m) bool: no negatives of this query
             ) -> torch.Tensor:       # scalar
     "InfoNCE over cosines."
     sims = scale*F.normalize(q.float(), dim=-1) @ F.normalize(t.float(), dim=-1).T
     n, own = len(q), torch.arange(len(q))
-    if groups is not None:
-        same = groups[:n, None] == groups[None]
-        same[own, own] = False
-        sims = sims.masked_fill(same, -torch.inf)
+    drop = torch.zeros_like(sims, dtype=torch.bool) if ignore is None else ignore.clone()
+    if groups is not None: drop |= groups[:n, None] == groups[None]
+    drop[own, own] = False
+    sims = sims.masked_fill(drop, -torch.inf)
     loss = F.cross_entropy(sims, own)
     return (loss + F.cross_entropy(sims.T, own))/2 if symmetric else loss
 

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers import Qwen2VLModel
 
 from ..embed.dual import IMAGE, PAD, START
 from ..embed.lasttoken import TEMPLATES, embed_sequences, vision_tokens
 from .clip import STEP, framed
 from .corpus import ALBUM, Corpus, album_batches
-from .heads import partners
+from .heads import first_hits, own_reference, partners
 from .losses import info_nce
 from .trainer import Settings
 
@@ -59,10 +58,9 @@ def qwen_batches(corpus: Corpus, s: Settings) -> Iterator[dict]:
 
 def qwen_loss(m: QwenTrainee, batch: dict) -> tuple[torch.Tensor, dict]:
     "Composed queries and captions, both against the pictures."
-    tokens, to = vision_tokens(m.model.visual, batch["images"]), torch.from_numpy(batch["to"])
+    tokens, to, itself = vision_tokens(m.model.visual, batch["images"]), batch["to"], own_reference(batch["to"])
     nothing = np.zeros((len(tokens), 1), np.uint16)
     t, q, c = m(nothing, "target", tokens), m(batch["coarse"], "query", tokens), m(batch["captions"], "query")
     scale = m.log_scale.exp().clamp(max=100.)
-    composed, caption = info_nce(q, t[to], scale, to), info_nce(c, t, scale, symmetric=True)
-    hit = (F.normalize(q.float(), dim=-1) @ F.normalize(t.float(), dim=-1).T).argmax(1) == to
-    return 2*composed + caption, {"composed": round(composed.item(), 3), "caption": round(caption.item(), 3), "r1": round(hit.float().mean().item(), 3)}
+    composed, caption = info_nce(q, t[to], scale, ignore=itself), info_nce(c, t, scale, symmetric=True)
+    return 2*composed + caption, {"composed": round(composed.item(), 3), "caption": round(caption.item(), 3), "r1": first_hits(q, t[to], itself)}
