@@ -8,6 +8,7 @@ __all__ = ['PROTOCOLS', 'COLUMNS', 'load']
 # %% ../../nbs/loaders/09_folder.ipynb #c47507c80
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from ..errors import CirkitError, unknown
@@ -73,5 +74,8 @@ def load(data,                  # folder with queries.csv and the images
     pos, neg = ({q.id: _ids(row.get(key)) for q, row in zip(queries, rows)} for key in ('target', 'negative'))
     for labels, what in ((pos, 'target'), (neg, 'negative'), ({q.id: q.images for q in queries}, 'reference')):
         check_labels(path, set(names), root, labels, what)
-    return with_images(Benchmark(Path(data).resolve().name or 'folder', '1', split, PROTOCOLS[variant], queries,
-                                 tuple(Candidate(n, n) for n in names), pos, neg, root, about('folder', data, [path])), images)
+    at = root.relative_to(data)                                 # so that `save(data)` makes a benchmark folder of it
+    queries = tuple(replace(q, images=tuple((at / n).as_posix() for n in q.images)) for q in queries)
+    gallery = tuple(Candidate(n, (at / n).as_posix()) for n in names)
+    return with_images(Benchmark(Path(data).resolve().name or 'folder', '1', split, PROTOCOLS[variant], queries, gallery, pos, neg,
+                                 Path(data), about('folder', data, [path])), images)
