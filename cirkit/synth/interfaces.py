@@ -80,7 +80,7 @@ class Claim:
     proposals: tuple[Proposal, ...]   # the changes
     seed: int                         # this item's own seed
 
-# %% ../../nbs/synth/01_interfaces.ipynb #cd784f12f
+# %% ../../nbs/synth/01_interfaces.ipynb #cde958da1
 class Seeds(Protocol):
     "Where seed images come from."
     def draw(self, ids: list[str],       # ids of the seed images to be
@@ -96,7 +96,7 @@ class Proposer(Protocol):
                ) -> list[list[Proposal]]: ...      # 5-6 subcategories with up to three instructions each
     def compatible(self, first: Proposal, second: Proposal) -> bool: ...  # can one image show both?
 
-# %% ../../nbs/synth/01_interfaces.ipynb #cde958da1
+# %% ../../nbs/synth/01_interfaces.ipynb #ce0d6ffc4
 class Editor(Protocol):
     "Make these changes."
     def edit(self, jobs: list[EditJob]) -> list[Picture]: ...  # with pixels in memory
@@ -112,7 +112,7 @@ class Verifier(Protocol):
     def accept_triplets(self, claims: list[Claim]) -> list[bool]: ...  # check 2: (reference, text, target) agree
     def refute(self, claims: list[Claim]) -> list[bool]: ...           # hard negatives: the claim is certainly false
 
-# %% ../../nbs/synth/01_interfaces.ipynb #c58d730cc
+# %% ../../nbs/synth/01_interfaces.ipynb #c5ec411ff
 @dataclass(frozen=True)
 class Backend:
     "Who answers the pipeline's questions."
@@ -125,7 +125,7 @@ class Backend:
     settings: dict = field(default_factory=dict)  # what else decides the result, storable as JSON
     licence: str = ""    # terms of the images, written beside them
 
-# %% ../../nbs/synth/01_interfaces.ipynb #cbdcc3b18
+# %% ../../nbs/synth/01_interfaces.ipynb #ce804a0e4
 def answers(who: str,     # whose answers, for the message
             jobs: list,   # what was asked
             given: list,  # what came back
