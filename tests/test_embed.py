@@ -1,5 +1,6 @@
 """Embedders and engine: batch invariance, padding, modalities, files, keys, resume."""
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import CLIPModel, Qwen2VLModel
 
 from cirkit.embed.composer import Composer, save_composer
@@ -138,6 +140,18 @@ def test_weights_survive_a_round_trip(zoo, tmp_path, models, items):
     again = LastToken("world-qwen2vl-s", *load_qwen(tmp_path), "x")
     both = [m.encode(items, "query", "composed") for m in (again, models["world-qwen2vl-s"])]
     np.testing.assert_allclose(np.sum(both[0]*both[1], 1), 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("model", ["world-clip", "world-pic2word", "world-searle", "world-magiclens", "world-qwen2vl-s"])
+def test_other_weights_are_another_model(zoo, tmp_path, models, model):
+    "A head's own weights count, not those of its tower alone."
+    shutil.copytree(zoo, tmp_path/"zoo")
+    path = tmp_path/"zoo"/model/"model.safetensors"
+    state = load_file(path)
+    name = next(n for n, t in state.items() if t.is_floating_point())
+    save_file(state | {name: state[name] + 1}, path)
+    write_record(tmp_path/"zoo"/model, {})
+    assert load(model, tmp_path/"zoo").fingerprint() != models[model].fingerprint()
 
 
 def test_wrong_names_and_damaged_files(zoo, tmp_path):

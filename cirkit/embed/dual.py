@@ -168,7 +168,7 @@ class TowerEmbedder(Embedder):
         self.id, self.tower, self.weights, self.dim = id, tower, weights, dim or tower.model.config.projection_dim
 
     def fingerprint(self) -> dict:
-        return {"model": self.id, "weights": self.weights, "absent": ABSENT, **self.settings(), **self.tower.fingerprint()}
+        return {"model": self.id, "weights": self.weights, "absent": ABSENT, **self.settings(), "tower": self.tower.fingerprint()}
 
     def settings(self) -> dict: return {}
 

@@ -129,7 +129,7 @@ class LiteBaseline(Embedder):
     def __init__(self, id: str, tower: LiteTower, joint: dict[str, np.ndarray], weights: str):
         self.id, self.tower, self.joint, self.weights, self.dim = id, tower, joint, weights, len(joint["y"])
 
-    def fingerprint(self): return {"model": self.id, "map": self.weights, "absent": ABSENT, "fusion": "sum of unit vectors", **self.tower.fingerprint()}
+    def fingerprint(self): return {"model": self.id, "map": self.weights, "absent": ABSENT, "fusion": "sum of unit vectors", "tower": self.tower.fingerprint()}
 
     def _encode(self, items, side, features=None):
         flat = (features or self.tower.encode_images)([p for i in items for p in i.images])
