@@ -14,7 +14,7 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from .errors import CirkitError
+from .errors import CirkitError, one_line
 from .fingerprint import file_digest
 from .io import FORMATS, MAX_IMAGE_BYTES, ImageError, decode_image, read_bytes, safe_member, scan_jsonl
 from .records import label_faults, read_head, read_labels
@@ -34,8 +34,7 @@ class Fault:
 
     def __str__(self) -> str:
         "One printable line, whatever a hostile id holds."
-        line = f'{self.kind}: {self.id}: {self.detail}'
-        return ''.join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+        return one_line(f'{self.kind}: {self.id}: {self.detail}')
 
 # %% ../nbs/core/07_check.ipynb #ce5305057
 def _parsed(path: Path, parse, faults: list) -> Iterator:
@@ -81,7 +80,8 @@ def _read_tables(folder: Path, faults: list) -> _Tables:
         if qid in pos: faults.append(Fault('duplicate id', qid, "occurs twice in instances.jsonl; join its rows"))
         pos[qid], neg[qid] = right, wrong
     closed = head['meta'].get('labels') == 'closed'
-    faults += [Fault(*f) for f in label_faults(set(queries), set(gallery), pos, neg, closed)]
+    if queries and gallery and (folder / 'instances.jsonl').is_file():  # else a missing table would show as thousands of faults
+        faults += [Fault(*f) for f in label_faults(set(queries), set(gallery), pos, neg, closed)]
     return _Tables(head, queries, gallery, pos, neg)
 
 # %% ../nbs/core/07_check.ipynb #ccf82af58

@@ -143,7 +143,7 @@ def write_ranks(path,                 # a .parquet file
     "Write a RankTable."
     rows = pa.Table.from_pandas(check_ranks(table)[SCHEMA.names], SCHEMA, preserve_index=False)
     rows = rows.replace_schema_metadata({"cirkit": json.dumps(table.attrs, sort_keys=True)})
-    with atomic(path) as temp: pq.write_table(rows, temp, compression="zstd")
+    with atomic(path) as temp: pq.write_table(rows, temp, compression="zstd", write_page_checksum=True)
     return Path(path)
 
 # %% ../nbs/core/14_ranktable.ipynb #c9c662172
@@ -151,8 +151,12 @@ def read_ranks(path,               # a .parquet file
               ) -> pd.DataFrame:   # a RankTable with its metadata in `attrs`
     "Read a RankTable and check it."
     if not Path(path).is_file(): raise CirkitError(f"{path}: no such rank table; run `cirkit evaluate` first")
-    try: rows = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error: raise CirkitError(f"{path}: not a Parquet file ({error}); delete it and rank again") from error
-    table = pd.DataFrame({name: rows[name].to_pylist() for name in rows.column_names})
-    table.attrs = json.loads((rows.schema.metadata or {}).get(b"cirkit", b"{}"))
+    try:
+        rows = pq.read_table(path, page_checksum_verification=True)
+        table = pd.DataFrame({name: rows[name].to_pylist() for name in rows.column_names})
+        table.attrs = json.loads((rows.schema.metadata or {}).get(b"cirkit", b"{}"))
+    except (pa.ArrowException, OSError, ValueError) as error: raise CirkitError(f"{path}: not a sound Parquet file ({error}); delete it and rank again") from error
+    if rows.num_rows == 0: raise CirkitError(f"{path}: holds no queries; delete it and rank again")
+    wrong = [n for n in SCHEMA.names if n in rows.column_names and rows.schema.field(n).type != SCHEMA.field(n).type]
+    if wrong: raise CirkitError(f"{path}: column {wrong[0]!r} is {rows.schema.field(wrong[0]).type}, not {SCHEMA.field(wrong[0]).type}; delete it and rank again")
     return check_ranks(table, str(path))

@@ -105,6 +105,7 @@ def _validate(bench: Benchmark, where):
 
 # %% ../nbs/core/06a_records.ipynb #c7a39f2b8
 TABLES = ('queries.jsonl', 'corpus.jsonl', 'instances.jsonl')
+_FORMAT = 'cirkit-benchmark/1'
 _HASHED = TABLES + ('images.sha256', 'truth.jsonl', 'LICENSE')
 
 def image_paths(bench: Benchmark) -> list[str]:
@@ -124,7 +125,7 @@ def _head(bench: Benchmark, folder: Path) -> dict:
     files = {n: file_digest(folder / n) for n in _HASHED if (folder / n).is_file()}
     counts = {'queries': len(bench.queries), 'gallery': len(bench.gallery), 'images': len(image_paths(bench)),
               'positives': sum(map(len, bench.pos.values())), 'negatives': sum(map(len, bench.neg.values()))}
-    return {'format': 'cirkit-benchmark/1', 'name': bench.name, 'version': bench.version, 'split': bench.split,
+    return {'format': _FORMAT, 'name': bench.name, 'version': bench.version, 'split': bench.split,
             'protocol': dataclasses.asdict(bench.protocol), 'gallery_id': bench.gallery_id, 'counts': counts,
             'fingerprint': bench.fingerprint, 'gallery_hash': bench.gallery_hash, 'meta': bench.meta, 'files': files}
 
@@ -185,7 +186,8 @@ def read_head(folder: Path) -> dict:
         return default | {'meta': {'assumed': ['name', 'version', 'split', 'protocol']}, 'counts': {}, 'files': {}}
     head = read_json(path)
     if not isinstance(head, dict): raise CirkitError(f"{path}: not an object; make it again with Benchmark.save")
-    head = _ASSUMED | {'counts': {}, 'files': {}} | head
+    head = _ASSUMED | {'counts': {}, 'files': {}, 'format': _FORMAT} | head
+    if head['format'] != _FORMAT: raise CirkitError(f"{path}: format {short(head['format'])}, this version reads {_FORMAT!r}; get the matching cirkit")
     kinds = {'name': str, 'version': str, 'split': str, 'protocol': dict, 'meta': dict, 'counts': dict, 'files': dict}
     for key, kind in kinds.items():
         if not isinstance(head.get(key), kind): raise CirkitError(f"{path}: {key} is {short(head.get(key))}, not a {kind.__name__}; mend it")

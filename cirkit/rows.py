@@ -129,9 +129,10 @@ class Protocol:
 
     def __post_init__(self):
         if self.caption_policy not in CAPTION_POLICIES: raise unknown('caption policy', self.caption_policy, CAPTION_POLICIES)
-        try: fields = [name for _, name, _, _ in string.Formatter().parse(self.query_template) if name is not None]
+        try: fields = [field for _, *field in string.Formatter().parse(self.query_template) if field[0] is not None]
         except ValueError as e: fields = [str(e)]
-        if fields != ['text']: raise CirkitError(f"query_template {self.query_template!r} must hold {{text}} once and no other field")
+        if fields != [['text', '', None]]:  # name, format, conversion
+            raise CirkitError(f"query_template {short(self.query_template)} must hold a plain {{text}} once and no other field")
 
     def render(self, text: str) -> str:
         "The text that a model gets."
@@ -145,5 +146,7 @@ def read_protocol(values, where) -> Protocol:
     for key, value in values.items():
         if key not in kinds: raise unknown(f'protocol value in {where}', key, kinds)
         kind = list if kinds[key] is tuple else kinds[key]
-        if not isinstance(value, kind): raise CirkitError(f"{where}: protocol {key} is {short(value)}, not a {kind.__name__}; mend it")
+        strings = kind is not list or isinstance(value, list) and all(isinstance(v, str) for v in value)
+        if not isinstance(value, kind) or not strings:
+            raise CirkitError(f"{where}: protocol {key} is {short(value)}, not a {'list of strings' if kind is list else kind.__name__}; mend it")
     return Protocol(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

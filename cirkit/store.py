@@ -73,6 +73,10 @@ def _decode_shard(data: bytes, key: str, n: int) -> tuple[list[str], np.ndarray]
     return about['ids'], vectors
 
 # %% ../nbs/core/10_store.ipynb #c8812f5f7
+def _again(folder: Path) -> str:
+    "The remedy for whatever is wrong in the folder of a key: all of it can be made again."
+    return f"delete the folder {folder} and run the same command again"
+
 class Shards:
     "Numbered shards of vectors by key, in a folder."
     def __init__(self, folder): self.folder = Path(folder)
@@ -96,9 +100,9 @@ class Shards:
     def read_shard(self, key: str, n: int) -> tuple[list[str], np.ndarray]:
         "Ids and (n, d) float32 vectors of one shard, checked against its checksum."
         path = self.shard_path(key, n)
-        data = read_bytes(path, MAX_SHARD)
-        try: return _decode_shard(data, key, n)
-        except ValueError as e: raise CirkitError(f"{path}: corrupt shard: {e}; delete it and run the same command again") from None
+        try: return _decode_shard(read_bytes(path, MAX_SHARD), key, n)
+        except CirkitError as e: raise CirkitError(f"{e}; or {_again(path.parent)}") from None
+        except ValueError as e: raise CirkitError(f"{path}: corrupt shard: {e}; {_again(path.parent)}") from None
 
 # %% ../nbs/core/10_store.ipynb #cbc6645eb
 class Resumable(Shards):
@@ -146,8 +150,8 @@ def _close(shards: Shards, key: str, count: int, meta: dict) -> dict:
 def _read_index(where: Path, manifest: dict) -> pd.DataFrame:
     "The index as the manifest knows it."
     path = where / 'index.parquet'
-    if file_digest(path) != manifest['files']['index.parquet']:
-        raise CirkitError(f"{path}: corrupt index: checksum differs; delete {where.name}/manifest.json and run the same command again")
+    if not path.is_file() or file_digest(path) != manifest['files']['index.parquet']:
+        raise CirkitError(f"{path}: corrupt index: {'checksum differs' if path.is_file() else 'no such file'}; {_again(where)}")
     return pq.read_table(path, use_threads=False).to_pandas()
 
 def _is_manifest(manifest, key: str) -> bool:
@@ -177,7 +181,7 @@ def _gather(shards: Shards, key: str, index: pd.DataFrame, ids: list, dim: int) 
         here = np.flatnonzero(number == n)
         rows = row[here]
         if vectors.shape[1] != dim or rows.max() >= len(names) or [names[r] for r in rows] != [ids[i] for i in here]:
-            raise CirkitError(f"{where}: shard {n} and index differ; delete {where.name} and run the same command again")
+            raise CirkitError(f"{where}: shard {n} and index differ; {_again(where)}")
         if not len(out): out = np.empty((len(ids), dim), np.float32)  # only now is `dim` known to be true
         out[here] = vectors[rows]
     return out
@@ -189,8 +193,9 @@ class Readable(Resumable):
         "What a finished key holds."
         path = self.key_dir(key) / 'manifest.json'
         if not path.exists(): return None
-        manifest = read_json(path)
-        if not _is_manifest(manifest, key): raise CirkitError(f"{path}: not this key's manifest; delete it and run the same command again")
+        try: manifest = read_json(path)
+        except CirkitError as e: raise CirkitError(f"{e}; or {_again(path.parent)}") from None
+        if not _is_manifest(manifest, key): raise CirkitError(f"{path}: not this key's manifest; {_again(path.parent)}")
         return manifest
 
     def gather(self, key: str,

@@ -63,6 +63,8 @@ def test_a_truncation_at_any_byte_is_found(tmp_path):
     (lambda i: ((i / 'c1.jpg').unlink(), (i / 'c1.jpg').symlink_to('c1.jpg')), ('missing', 'c1')),
     (lambda i: (i.parent / 'queries.jsonl').unlink(), ('missing', 'queries.jsonl')),
     (lambda i: (i.parent / 'benchmark.json').write_text('{'), ('bad file', 'benchmark.json')),
+    (lambda i: (i.parent / 'benchmark.json').write_text('{"name": "x", "format": "other/9"}'), ('bad file', 'benchmark.json')),
+    (lambda i: (i.parent / 'benchmark.json').write_text('{"name": "x", "protocol": {"query_template": "{text:99999999999}"}}'), ('bad file', 'benchmark.json')),
     (lambda i: (i.parent / 'benchmark.json').write_text('{"name": "x", "files": {"../../etc/passwd": "", "images": 3}}'), ('bad file', '../../etc/passwd')),
     (lambda i: (i.parent / 'images.sha256').write_bytes(b'\xff'), ('bad file', 'images.sha256')),
 ])
@@ -73,6 +75,13 @@ def test_planted_image_faults(tmp_path, plant, fault):
     assert fault in {(f.kind, f.id) for f in found}
     assert check_folder(tmp_path, workers=1) == found
     assert all('\n' not in str(f) for f in found)
+
+
+def test_a_missing_table_is_one_fault_and_not_thousands(tmp_path):
+    for table in ('queries.jsonl', 'corpus.jsonl', 'instances.jsonl'):
+        build(tmp_path)
+        (tmp_path / table).unlink()
+        assert 'no positive' not in {k for k, _ in kinds(tmp_path)} and 'unknown id' not in {k for k, _ in kinds(tmp_path)}
 
 
 def test_a_reference_may_be_a_member_of_gallery_all(tmp_path):

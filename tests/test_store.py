@@ -1,5 +1,6 @@
 "Vectors: never wrong ones, whatever happens to the files or to the process."
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,3 +151,17 @@ def test_another_key_is_a_miss_and_reading_needs_no_lock(tmp_path):
     store.put_shard('other', 0, ['a'], np.zeros((1, 2), 'f4'))
     assert store.get('other') is None and Store(tmp_path / 'none').get('k') is None
     np.testing.assert_array_equal(Store(tmp_path).get('k')[1], before[1], strict=True)
+
+
+@pytest.mark.parametrize('spoil', [lambda k: (k / 'part-00000.safetensors').unlink(), lambda k: (k / 'part-00000.safetensors').write_bytes(b'x'),
+                                   lambda k: (k / 'manifest.json').write_text('{'), lambda k: (k / 'manifest.json').write_text('{}'),
+                                   lambda k: (k / 'index.parquet').unlink(), lambda k: (k / 'index.parquet').write_bytes(b'x')])
+def test_the_remedy_that_is_told_helps(tmp_path, spoil):
+    store, shards = Store(tmp_path), parts([2, 3])
+    fill(store, 'k', shards)
+    spoil(tmp_path / 'k')
+    with pytest.raises(CirkitError, match=f'delete the folder {tmp_path}/k and run') as error: store.get('k')
+    assert '\n' not in str(error.value)
+    shutil.rmtree(tmp_path / 'k')
+    fill(store, 'k', shards)
+    assert len(store.get('k')[0]) == 5
