@@ -93,12 +93,14 @@ def plan_blocks(g: int,       # gallery size
     need = max(32 * g, 128 * d)
     if budget < 2 * need:
         raise CirkitError(f"memory {memory!r} is too small for {g} candidates of dimension {d}; give at least {2 * need}B")
-    return max(1, (budget // 2 - 28 * g) // (4 * g)), max(1, budget // (16 * d)), max(1, budget // (128 * d))
+    return max(1, (budget // 2 - 28 * g) // (4 * g)), max(1, budget // (32 * d)), max(1, budget // (128 * d))
 
-def _block_product(queries, gallery, step):
+def _block_product(queries, gallery, scale, step):
     sims = np.empty((len(queries), len(gallery)), np.float32)
+    fits = gallery.dtype == np.float32 and 2.0**-126 <= scale < 2.0**128
+    scale = (np.float32 if fits else np.float64)(scale)   # any other product passes through float64
     for a in range(0, len(gallery), step):
-        np.matmul(queries, np.asarray(gallery[a:a + step], np.float32).T, out=sims[:, a:a + step])
+        np.matmul(queries, np.asarray(gallery[a:a + step] * scale, np.float32).T, out=sims[:, a:a + step])
     return sims
 
 # %% ../nbs/core/13_rank.ipynb #c926c3b7f
@@ -121,11 +123,12 @@ def rank(queries,          # (q, d) vectors; any real dtype
     block, span, step = plan_blocks(g, d, memory)
     order = np.arange(g) if order is None else np.asarray(order)
     negatives, exclude = negatives or [[]] * q, exclude or [[]] * q
-    scale = _unit_scale(queries, "query") * _unit_scale(gallery, "gallery").min()
+    scale, least = _unit_scale(queries, "query"), _unit_scale(gallery, "gallery").min()
     def one_block(a):   # a function, so that its similarities are gone before the next block's are made
-        some = np.asarray(queries[a:a + block] * scale[a:a + block, None], np.float32)
-        return [_Row(queries[i], gallery, scale[i], step).counts(sims, positives[i], negatives[i], exclude[i], order, topk)
-                for i, sims in enumerate(_block_product(some, gallery, span), a)]
+        some = np.asarray(queries[a:a + block], np.float64) * scale[a:a + block, None]
+        sims = _block_product(some.astype(np.float32), gallery, least, span)
+        return [_Row(some[i], gallery, (scale[a + i], least), step).counts(row, positives[a + i], negatives[a + i], exclude[a + i], order, topk)
+                for i, row in enumerate(sims)]
     return pd.DataFrame([row for a in range(0, q, block) for row in one_block(a)], columns=COUNTS)
 
 # %% ../nbs/core/13_rank.ipynb #c9db94a06
@@ -146,24 +149,25 @@ def _unit_scale(x, side):
 # %% ../nbs/core/13_rank.ipynb #c836ee2c6
 class _Row:
     "One query against the gallery."
-    def __init__(self, query, gallery, scale, step): self.query, self.gallery, self.scale, self.step = query, gallery, scale, step
+    def __init__(self, query, gallery, scales, step): self.query, self.gallery, self.scales, self.step = query, gallery, scales, step
 
     def exact(self, index):
         parts = [exact_scores(self.query, self.gallery[index[a:a + self.step]]) for a in range(0, len(index), self.step)]
-        return np.concatenate(parts) * self.scale if parts else np.zeros(0)
+        return np.concatenate(parts) * self.scales[1] if parts else np.zeros(0)
 
     def counts(self, sims, pos, neg, exclude, order, topk):
         margin = error_bound(len(self.query))
         sims[list(exclude)] = -np.inf
         scores = self.exact(np.asarray(pos, np.int64))
         above, tied = count_rivals(sims, self.exact, scores, margin)
+        if (tied < 0).any(): raise CirkitError(f"positive {pos[tied.argmin()]} is not found at its own score; this arithmetic breaks the error bound")
         choice = self.exact(np.setdiff1d(np.asarray(neg, np.int64), np.asarray(exclude, np.int64)))
         choice_above, choice_tied = count_choice(scores, choice)
         best, best_scores = best_candidates(sims, self.exact, order, topk, margin)
         return dict(pos=list(pos), above=above.tolist(), tied=tied.tolist(),
                     tie_group=np.unique(-scores, return_inverse=True)[1].tolist(),
                     choice_above=choice_above.tolist(), choice_tied=choice_tied.tolist(), choice_size=len(choice),
-                    topk=best.tolist(), topk_scores=(best_scores / self.scale).tolist())
+                    topk=best.tolist(), topk_scores=(best_scores / self.scales[0] / self.scales[1]).tolist())
 
 # %% ../nbs/core/13_rank.ipynb #c378d46c3
 def _check_shapes(queries, gallery, positives, negatives, exclude, topk):
@@ -177,6 +181,8 @@ def _check_shapes(queries, gallery, positives, negatives, exclude, topk):
         if len(lists) != len(queries): raise CirkitError(f"{name} has {len(lists)} entries for {len(queries)} queries; give one list per query")
         bad = next(((i, j) for i, some in enumerate(lists) for j in some if not 0 <= j < len(gallery)), None)
         if bad: raise CirkitError(f"{name} of query {bad[0]} names candidate {bad[1]}; the gallery has {len(gallery)}")
+    twice = next((i for i, p in enumerate(positives) if len(set(p)) < len(p)), None)
+    if twice is not None: raise CirkitError(f"query {twice} names a positive twice; mend its labels")
     for name, other in dict(excluded=exclude, negative=negatives).items():
         both = next((i for i, (p, o) in enumerate(zip(positives, other or ())) if set(p) & set(o)), None)
         if both is not None: raise CirkitError(f"query {both} has a positive that is also {name}; mend its labels")

@@ -3,7 +3,7 @@ import itertools
 import numpy as np, pandas as pd, pytest
 from hypothesis import given, settings, strategies as st
 from cirkit.errors import CirkitError
-from cirkit.metrics import hit_at_k, per_query, summary
+from cirkit.metrics import hit_at_k, per_query, sources, summary
 
 
 def counts(scores, positives):
@@ -19,7 +19,7 @@ def table(rows, **more):
     n = len(rows)
     base = dict(qid=[f"q{i}" for i in range(n)], above=above, tied=tied, tie_group=group, choice_above=[[0] * len(a) for a in above],
                 choice_tied=[[0] * len(a) for a in above], choice_size=3, category="Attribute", subcategory="color", source=[f"s{i}" for i in range(n)],
-                gallery_id="g", gallery_size=9, gallery_hash="h", model="m", family="f", modality="composed")
+                benchmark="b", protocol="p", gallery_id="g", gallery_size=9, gallery_hash="h", model="m", family="f", modality="composed")
     return pd.DataFrame(base | more)
 
 
@@ -98,10 +98,30 @@ def test_no_subcategories_and_no_negatives():
     assert got.n.tolist() == [60, 0] and np.isnan(got.value[1]) and np.isnan(got.low[1]) and got.low[0] < got.high[0]
 
 
+def test_a_query_without_a_source_stands_alone():
+    ranks = many(4)
+    for nothing in ("", None, np.nan, pd.NA): assert sources(ranks.assign(source=["s", "s", nothing, nothing])).tolist() == ["s", "s", "q2", "q3"]
+    null, empty = (summary(many().assign(source=x), ["hit@3"], resamples=50) for x in (None, ""))
+    pd.testing.assert_frame_equal(null, empty)
+
+
+@pytest.mark.parametrize("above, value", [(9, 0), (0, 1)])
+def test_all_wrong_or_all_right_has_an_exact_interval(above, value):
+    ranks = many(20).assign(above=[[above]] * 20, source="")
+    got = summary(ranks, ["hit@1"], resamples=50).set_index("level")
+    limit = 0.025 ** (1 / 20)
+    np.testing.assert_allclose(got.loc["micro", ["value", "low", "high"]].astype(float), [value, *((0, 1 - limit) if not value else (limit, 1))])
+    assert (got.loc["macro", "high"] - got.loc["macro", "low"]) >= (got.loc["micro", "high"] - got.loc["micro", "low"]) - 1e-12
+    paired = summary(ranks.assign(source=[f"s{i // 4}" for i in range(20)]), ["hit@1"], ["micro"], resamples=50).iloc[0]
+    np.testing.assert_allclose(paired.high - paired.low, 1 - 0.025 ** (1 / 5))
+
+
 @pytest.mark.parametrize("call, message", [
     (lambda r: summary(r, ["hits@3"]), "did you mean hit@10"), (lambda r: summary(r, ["hit@0"]), "no cut-off"),
     (lambda r: summary(r, ["hit@1"], by=["mikro"]), "did you mean micro"), (lambda r: summary(r, ["hit@1"], ties="best"), "unknown tie rule"),
     (lambda r: summary(pd.concat([r, r.assign(gallery_hash="x")]), ["hit@1"]), "not comparable"),
+    (lambda r: summary(pd.concat([r, r.assign(benchmark="x")]), ["hit@1"]), "2 benchmarks or protocols"),
+    (lambda r: summary(pd.concat([r, r.assign(protocol="x")]), ["hit@1"]), "b p; b x"),
     (lambda r: summary(r.assign(above=[[]] * len(r), tied=[[]] * len(r), tie_group=[[]] * len(r)), ["hit@1"]), "no labelled positive")])
 def test_bad_input(call, message):
     with pytest.raises(CirkitError, match=message): call(many())

@@ -89,6 +89,25 @@ def test_planted_near_ties_against_rationals(seed, d):
         assert table.tied.tolist() == [[s.count(s[j]) - 1 for j in p] for s, p in zip(exact, pos)]
 
 
+@pytest.mark.parametrize("length, dtype", [(1e-42, np.float32), (1e-42, float), (1e-45, float), (1e45, float), (1e38, np.float32)])
+def test_lengths_that_float32_cannot_multiply(length, dtype):
+    rng = np.random.default_rng(7)
+    q, g = rng.normal(size=(12, 16)), rng.normal(size=(200, 16))
+    g[100:150] = g[:50]   # exact twins stay level at any length
+    pos = [[int(i), int(i) + 100] for i in rng.integers(0, 50, 12)]
+    for a, b in [(q.astype(np.float32), (g * length).astype(dtype)), ((q * length).astype(dtype), g)]:
+        with np.errstate(over="raise"): table = rank(a, b, pos)
+        scale = 1 / np.abs(a.astype(float)).max(), 1 / np.abs(b.astype(float)).max()
+        s = (a.astype(float) * scale[0]) @ (b.astype(float) * scale[1]).T
+        assert table.above.tolist() == [[int((row > row[j] + 1e-12).sum()) for j in p] for row, p in zip(s, pos)]
+        assert table.tied.tolist() == [[int((abs(row - row[j]) <= 1e-12).sum()) - 1 for j in p] for row, p in zip(s, pos)]
+        assert all(np.isfinite(t).all() for t in table.topk_scores)
+
+
+def test_repeated_positive_is_refused():
+    with pytest.raises(CirkitError, match="query 1 names a positive twice"): rank(np.eye(2), np.eye(2), [[0], [1, 1]])
+
+
 def test_threads_do_not_matter():
     from threadpoolctl import threadpool_limits
     rng = np.random.default_rng(3)

@@ -3,7 +3,8 @@ import numpy as np, pytest, scipy.stats
 from hypothesis import given, settings, strategies as st
 from statsmodels.stats.proportion import proportion_confint
 from cirkit.errors import CirkitError
-from cirkit.stats import (bootstrap, clopper_pearson, difference_bootstrap, paired_bootstrap, resample_weights, resampled_means, wilson)
+from cirkit.stats import (bootstrap, clopper_pearson, clustered_rate, difference_bootstrap, effective_trials, paired_bootstrap, percentile,
+                          resample_weights, resampled_means, wilson)
 
 
 @given(st.integers(1, 40), st.integers(1, 30), st.integers(0, 5), st.integers(1, 500))
@@ -90,7 +91,40 @@ def test_planted_rate_is_covered():
         assert least <= ((low <= 0.08) & (0.08 <= high)).mean() <= 0.995
 
 
+def test_rare_hits_are_covered_where_the_percentile_interval_collapses():
+    hits = (np.random.default_rng(8).random((20, 5000)) < 0.05).astype(float)   # p = 0.05, n = 20: 36 % of the samples have none
+    inside = lambda ends: ((ends[0] <= 0.05) & (0.05 <= ends[1])).mean()
+    assert inside(percentile(resampled_means(hits, n=300), 20)) < 0.7
+    assert inside(bootstrap(hits, n=300)) > 0.93
+
+
+def test_constant_scores_count_their_clusters():
+    for groups, worth in [(None, 12), (np.arange(12) // 3, 4), ([0] * 6 + [*range(1, 7)], 144 / 42)]:
+        np.testing.assert_allclose(bootstrap(np.zeros(12), groups, n=5), [0, 1 - 0.025 ** (1 / worth)])
+        np.testing.assert_allclose(bootstrap(np.ones(12), groups, n=5), [0.025 ** (1 / worth), 1])
+        assert effective_trials(np.zeros(12), range(12) if groups is None else groups) == worth
+    assert np.isnan(bootstrap(np.zeros(12), ["one"] * 12)).all()
+    assert paired_bootstrap(np.ones(12), np.ones(12)) == (0, 0), "a difference is no rate"
+
+
+def test_effective_trials_by_survey_formula():
+    rng = np.random.default_rng(9)
+    groups = rng.integers(0, 15, 80)
+    events = (rng.random(80) < rng.random(15)[groups]).astype(float)
+    p, c = events.mean(), len(set(groups))
+    ratio = np.array([(events[groups == g] - p).sum() for g in set(groups)]) / 80     # linearised totals of the clusters
+    design = c * ratio.var(ddof=1) / (p * (1 - p) / 79)
+    factor = (scipy.stats.t.ppf(0.975, 79) / scipy.stats.t.ppf(0.975, c - 1)) ** 2
+    np.testing.assert_allclose(effective_trials(events, groups), 80 / design * factor)
+    low, high = clustered_rate(events, groups)
+    assert low < p < high and high - low > np.subtract(*clopper_pearson(events.sum(), 80)[::-1])
+
+
 @pytest.mark.parametrize("call, message", [
+    (lambda: bootstrap([0, 1], n=0), "0 resamples"), (lambda: bootstrap([0, 1], level=1), "no coverage"), (lambda: wilson(1, 2, 95), "no coverage"),
+    (lambda: paired_bootstrap([0, 1], [1, 0], level=0), "no coverage"), (lambda: paired_bootstrap([0, np.nan], [1, 0]), "NaN or infinity"),
+    (lambda: difference_bootstrap([0, np.nan], [1, 0]), "NaN or infinity"), (lambda: difference_bootstrap([0, 1], [1, 0], n=0), "0 resamples"),
+    (lambda: difference_bootstrap([0, np.nan], [1, 0], ["a", "b"], ["a", "c"]), "NaN or infinity"), (lambda: clopper_pearson(1, 2, 0), "no coverage"),
     (lambda: bootstrap([]), "no values"), (lambda: bootstrap([np.inf]), "NaN or infinity"), (lambda: bootstrap([1, 2], ["a"]), "one source per query"),
     (lambda: paired_bootstrap([1, 2], [1]), "align them"), (lambda: wilson(-1, 3), "0 <= successes"), (lambda: clopper_pearson(0, 0), "trials >= 1")])
 def test_bad_input(call, message):
