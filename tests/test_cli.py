@@ -1,4 +1,5 @@
 "The command line: exit codes, one clear line for every fault, nothing half-written."
+import json
 import subprocess
 import sys
 
@@ -87,8 +88,41 @@ def test_an_image_that_is_none(toy, elsewhere):
 
 
 def test_check_of_a_sound_folder(toy):
-    assert call("check", toy.folder / "benchmark")[0] in (0, 1)  # plain squares may have equal pixels
-    for image in (toy.folder / "benchmark/images").glob("*"): assert image.suffix == ".png"
+    code, out, _ = call("check", toy.folder / "benchmark")
+    assert code == 0 and out.endswith(": 0 faults\n") and out.count("\n") == 1
+
+
+def test_a_copy_of_the_reference_is_told_and_the_runs_own_ranks_stay(toy, elsewhere, monkeypatch):
+    from cirkit.embed.protocol import from_callable
+    from cirkit.io import read_image
+    from cirkit.report import evaluate, items
+    colour = lambda paths: [read_image(p[0]).mean((0, 1)) / 255 + 0.01 for p in paths]
+    mine = from_callable("mine", lambda images, texts: colour(images) if images[0] else [[len(t), 1.0, 2.0] for t in texts], colour, dim=3)
+    monkeypatch.setattr(evaluate, "embedders", lambda models: [mine])
+    monkeypatch.setattr(evaluate, "check_models", lambda models: None)
+    (toy.folder / "run.json").write_text('{"profile": "smoke", "steps": {}}')
+    before = (toy.folder / "ranks/index.json").read_bytes()
+    run = evaluate.ranked(toy.folder, "mine", progress=False)
+    assert (toy.folder / "ranks/index.json").read_bytes() == before and items.read_run(toy.folder)["profile"] == "smoke"
+    assert set(run.ranks.model) == {"mine"} and run.size.resamples == 200
+    head = json.loads((toy.folder / "benchmark/benchmark.json").read_text())
+    (toy.folder / "benchmark/benchmark.json").write_text(json.dumps({k: v for k, v in head.items() if k != "files"}))
+    (toy.folder / "benchmark/images.sha256").unlink()  # found data promises no hashes
+    images = toy.folder / "benchmark/images"
+    (images / "s04-2.png").write_bytes((images / "s04.png").read_bytes())
+    code, out, error = call("evaluate", toy.folder / "benchmark", "--models", "mine", "--work", elsewhere / "work")
+    assert code == 0 and "mine" in out
+    assert [line for line in error.splitlines() if "warning" in line and "1 query: q04;" in line], error
+
+
+def test_a_begun_run_can_be_started_afresh(toy, monkeypatch):
+    from cirkit.report import steps
+    made = []
+    monkeypatch.setitem(steps.DO, "synth", lambda size, work, *rest: made.append(sorted(p.name for p in work.iterdir())))
+    assert call("synth", "--profile", "smoke", "--work", toy.folder, "--fresh")[0] == 2 and (toy.folder / "benchmark").exists()
+    (toy.folder / "run.json").write_text('{"profile": "smoke", "steps": {}}')
+    assert call("synth", "--profile", "smoke", "--work", toy.folder, "--fresh")[0] == 0
+    assert made == [["ranks", "run.json"]]
 
 
 def test_evaluate_reads_a_run(toy, elsewhere):
@@ -116,6 +150,78 @@ def test_the_program_starts_fast_and_ends_cleanly(tmp_path):
     loaded = subprocess.run([sys.executable, "-c", "import sys, cirkit.report.cli, cirkit.report.reproduce; print(*sys.modules)"],
                             capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "matplotlib", "papermill"} & set(loaded)
+
+
+def test_usage_is_one_line_too(elsewhere):
+    for args, parts in ((("synth", "--workers", "two"), ("two", "cli synth --help")), (("reproduce", "--wrk", "x"), ("--wrk",)),
+                        (("check",), ("FOLDER",)), (("evalute",), ("evalute", "did you mean evaluate"))):
+        code, out, error = call(*args)
+        assert (code, out) == (2, "")
+        is_one_line(error, *parts)
+
+
+@pytest.mark.parametrize("error, code", [(OSError(28, "No space left", "x"), 2), (KeyError("a\nb"), 1), (MemoryError(), 1), (KeyboardInterrupt(), 130)])
+def test_whatever_goes_wrong_is_one_line(toy, monkeypatch, error, code):
+    def fail(*args): raise error
+    monkeypatch.setattr("cirkit.report.evaluate.ranked", fail)
+    got, out, shown = call("evaluate", toy.folder)
+    assert (got, out) == (code, "")
+    is_one_line(shown)
+
+
+def test_names_too_long_for_the_disk(elsewhere):
+    for command in ("check", "evaluate"):
+        code, _, error = call(command, "x" * 10_000)
+        assert code == 2 and len(error) < 400
+        is_one_line(error, "name too long")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"profile": "smoke"}', '{"profile": "smoke", "steps": {"synth": {"outputs": 3}}}'])
+def test_a_spoilt_record_of_a_run(toy, text):
+    (toy.folder / "run.json").write_text(text)
+    code, _, error = call("synth", "--profile", "smoke", "--work", toy.folder)
+    assert code == 2
+    is_one_line(error, "run.json", "or make it again" if not text else "delete it")
+
+
+def _rewrite(change):
+    import pyarrow.parquet as pq
+    def spoil(path): pq.write_table(change(pq.read_table(path)), path)
+    return spoil
+
+
+def _flip(path):
+    data = bytearray(path.read_bytes())
+    for i in range(300, 320): data[i] ^= 255
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("spoil, told", [
+    (lambda p: p.write_bytes(b"x"), "not a sound Parquet file"), (_flip, "not a sound Parquet file"), (lambda p: p.unlink(), "no such rank table"),
+    (_rewrite(lambda t: t.slice(0, 0)), "holds no queries"), (_rewrite(lambda t: t.slice(1)), "14 of 15 queries"),
+    (_rewrite(lambda t: t.drop(["above"])), "'above' is missing"), (_rewrite(lambda t: t.set_column(9, "category", t["above"])), "'category' is list"),
+    (lambda p: toy_run(p.parents[1] / "other", seed=1) and p.write_bytes((p.parents[1] / "other/ranks" / p.name).read_bytes()), "")])
+def test_spoilt_rank_tables_give_no_scores(toy, spoil, told):
+    spoil(toy.folder / "ranks/toy-a.composed.parquet")
+    code, out, error = call("evaluate", toy.folder)
+    if told:
+        assert (code, out) == (2, "")
+        is_one_line(error, told)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"files": [], "models": []}', '{"files": ["../x.parquet"], "models": []}',
+                                  '{"files": [3], "models": []}', '{"files": ["toy-a.text.parquet"], "models": [1]}'])
+def test_a_spoilt_list_of_rank_tables(toy, text):
+    (toy.folder / "ranks/index.json").write_text(text)
+    code, out, error = call("evaluate", toy.folder)
+    assert (code, out) == (2, "")
+    is_one_line(error, "index.json")
+
+
+def test_long_and_hostile_ids_stay_on_their_line(toy):
+    (toy.folder / "benchmark/instances.jsonl").write_text('{"qid": "' + "z" * 10_000 + '\\u001b[31m", "pos": ["x"]}\n')
+    code, out, _ = call("check", toy.folder / "benchmark")
+    assert code == 1 and max(map(len, out.splitlines())) < 900 and "\x1b" not in out and "zzz…zzz" in out
 
 
 def test_check_lists_what_differs(toy, tmp_path, monkeypatch, capsys):

@@ -6,22 +6,30 @@
 __all__ = ['cli', 'main', 'reproduce', 'synth', 'embed', 'check', 'evaluate']
 
 # %% ../../nbs/report/14_cli.ipynb #ca20b62db
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import click
 
 from .. import __version__
-from ..errors import CirkitError
+from ..errors import CirkitError, one_line, unknown
 
 # %% ../../nbs/report/14_cli.ipynb #ccd5fdf64
 class _Commands(click.Group):
-    "A group that turns a CirkitError into one line."
+    "A group that turns whatever goes wrong into one line."
     def invoke(self, ctx):
         try: return super().invoke(ctx)
-        except CirkitError as error:
-            click.echo(f"cirkit: {' '.join(str(error).split())}", err=True)
-            ctx.exit(2)
+        except (click.exceptions.Exit, click.Abort, BrokenPipeError): raise
+        except KeyboardInterrupt: _stop(ctx, 'stopped; the same command goes on where it was', 130)
+        except click.UsageError as error: _stop(ctx, f"{error.format_message()} See '{(error.ctx or ctx).command_path} --help'.", 2)
+        except (CirkitError, OSError) as error: _stop(ctx, error, 2)
+        except Exception as error: _stop(ctx, _defect(error), 1)
+
+    def resolve_command(self, ctx, args):
+        if args and args[0] not in self.commands: raise unknown('command', args[0], self.commands)
+        return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx): return list(self.commands)  # in the order of work, not of the alphabet
 
@@ -40,23 +48,39 @@ def cli():
 
 def main(): cli()
 
-# %% ../../nbs/report/14_cli.ipynb #c3fba2c11
+# %% ../../nbs/report/14_cli.ipynb #c3e409b2e
+def _stop(ctx, line, code):
+    "Print one line and end."
+    if os.environ.get('CIRKIT_TRACEBACK'): traceback.print_exc()
+    click.echo(f"cirkit: {one_line(' '.join(str(line).split()))}", err=True)
+    ctx.exit(code)
+
+def _defect(error):
+    "What a defect was and where."
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return (f'{type(error).__name__}: {error} (line {frame.lineno} of {frame.filename}); this is a defect of cirkit: '
+            'please report it with the traceback, which CIRKIT_TRACEBACK=1 shows')
+
+# %% ../../nbs/report/14_cli.ipynb #ce26dcf0b
 _profile = click.option('--profile', default='small', show_default=True, metavar='NAME', help='smoke (a minute or two), small, or paper (GPU).')
 _work = click.option('--work', default='', metavar='DIR', help='The RUN folder. [default: runs/PROFILE]')
 _workers = click.option('--workers', default=0, metavar='N', type=click.IntRange(min=0), help='Processes. [default: one a core]')
 _models = click.option('--models', default='', metavar='LIST', help="Comma-separated names; '+name' adds to the profile's models.")
 
-def _ensure(profile, work, models, workers, last):
+def _ensure(profile, work, models, workers, last, fresh=False):
     "Bring a run as far as `last`; a failed stage is an error."
     from cirkit.profiles import profile as named
-    from cirkit.report import sidecar, steps
+    from cirkit.processes import cores
+    from cirkit.report import items, sidecar, steps
     size, work = named(profile, **({'models': models} if models else {})), sidecar.work_folder(profile, work)
-    if models: steps.check_names(size.models)
-    failure = steps.ensure(size, work, last, workers or steps.cores(), progress=sys.stderr.isatty(), echo=click.echo)
+    if models: items.check_models(size.models)
+    steps.check_profile(size, work)
+    if fresh: steps.forget(work)
+    failure = steps.ensure(size, work, last, workers or cores(), progress=sys.stderr.isatty(), echo=click.echo)
     if failure: raise CirkitError(f'{failure.step}: {failure.why}')
     return work
 
-# %% ../../nbs/report/14_cli.ipynb #ce5ee4045
+# %% ../../nbs/report/14_cli.ipynb #c4e12a383
 @cli.command()
 @click.argument('group', default='all')
 @_profile
@@ -83,29 +107,30 @@ def reproduce(group, profile, only, force, check, out, work, models, workers):
     outcomes = r.reproduce(group, profile, only, force, out, work, models, workers, sys.stderr.isatty(), click.echo)
     sys.exit(_conclude(outcomes, sidecar.out_folder(profile, out, work), check))
 
-# %% ../../nbs/report/14_cli.ipynb #c1764140b
+# %% ../../nbs/report/14_cli.ipynb #ca06e7461
 def _conclude(outcomes, out, check):
     "Print what happened; the exit code."
     from cirkit import paths
     from cirkit.report import compare, reproduce as r
-    failed = [o for o in outcomes if o.status == 'failed']
+    failed, there = [o for o in outcomes if o.status == 'failed'], [o for o in outcomes if o.status in ('fresh', 'made')]
     for outcome in outcomes:
         for line in outcome.noise: click.echo(f'{outcome.item.title}: {line}', err=True)
     click.echo(r.summary(outcomes, out))
     for outcome in failed: click.echo(r.report(outcome), err=True)
     if not check: return int(bool(failed))
     if not paths.root(): raise CirkitError('--check compares with the results of a clone; run it from one')
-    apart = [line for o in outcomes if o not in failed for line in compare.compare_item(o.item.key, o.item.name, paths.root(), out)]
+    apart = [line for o in there for line in compare.compare_item(o.item.key, o.item.name, paths.root(), out)]
     for line in apart: click.echo(f'differs: {line}')
-    click.echo(f'check: {len(outcomes) - len(failed)} items compared with the committed ones, {len(apart)} differences')
+    click.echo(f'check: {len(there)} items compared with the committed ones, {len(apart)} differences')
     return int(bool(failed or apart))
 
-# %% ../../nbs/report/14_cli.ipynb #c498a46f7
+# %% ../../nbs/report/14_cli.ipynb #cd5bc341a
 @cli.command()
 @_profile
 @_work
 @_workers
-def synth(profile, work, workers):
+@click.option('--fresh', is_flag=True, help='Throw away what the RUN has built and begin again.')
+def synth(profile, work, workers, fresh):
     """Build the benchmark of a run: seeds, edits, queries, checks, assembly.
 
     It can be stopped at any point and goes on where it was.
@@ -114,11 +139,12 @@ def synth(profile, work, workers):
     Examples:
       cirkit synth --profile smoke
       cirkit synth --profile small --work /data/run1 --workers 8
+      cirkit synth --profile smoke --fresh         build it again from the first seed
     """
-    work = _ensure(profile, work, '', workers, 'synth')
+    work = _ensure(profile, work, '', workers, 'synth', fresh)
     click.echo(f"benchmark: {work/'benchmark'}")
 
-# %% ../../nbs/report/14_cli.ipynb #cd5bc341a
+# %% ../../nbs/report/14_cli.ipynb #c9c9baa8a
 @cli.command()
 @_profile
 @_work
@@ -138,7 +164,7 @@ def embed(profile, work, models, workers):
     work = _ensure(profile, work, models, workers, 'rank')
     click.echo(f"rank tables: {work/'ranks'}")
 
-# %% ../../nbs/report/14_cli.ipynb #cb577b03e
+# %% ../../nbs/report/14_cli.ipynb #c8c5e943a
 @cli.command()
 @click.argument('folder', type=click.Path(path_type=Path))
 @click.option('--against', default=None, type=click.Path(path_type=Path), metavar='DIR', help='Another benchmark, e.g. the training split, that must share no source.')
@@ -160,19 +186,20 @@ def check(folder, against):
     click.echo(f"{folder}: {len(faults)} fault{'' if len(faults) == 1 else 's'}")
     sys.exit(int(bool(faults)))
 
-# %% ../../nbs/report/14_cli.ipynb #c337a51aa
+# %% ../../nbs/report/14_cli.ipynb #cec8f20f0
 @cli.command()
 @click.argument('folder', type=click.Path(path_type=Path))
 @_models
-@click.option('--work', default='', metavar='DIR', help="Where vectors and ranks go. [default: runs/FOLDER's name; a RUN keeps its own]")
+@click.option('--work', default='', metavar='DIR', help="Where vectors and ranks go. [default: runs/FOLDER's name; for a RUN, the RUN]")
 @click.option('--by', default='micro', show_default=True, metavar='LEVEL', help='micro, macro, category or subcategory.')
 @click.option('--modality', default='composed', show_default=True, metavar='NAME', help='composed, text, image or all.')
 @click.option('--csv', 'csv', default='', metavar='FILE', help='Also write the long table, fractions with intervals.')
 def evaluate(folder, models, work, by, modality, csv):
     """Score models on FOLDER: any benchmark folder, or a RUN.
 
-    A RUN that has ranks is only read, unless --models is given. Values are per cent with 95 % intervals that
-    resample sources. A model of your own: cirkit.embed.protocol.from_callable and cirkit.report.evaluate.score.
+    A RUN that has ranks is only read; with --models, ranks are made in RUN/evaluated and the RUN's own stay.
+    Values are per cent with 95 % intervals that resample sources. A model of your own:
+    cirkit.embed.protocol.from_callable and cirkit.report.evaluate.score.
 
     \b
     Examples:

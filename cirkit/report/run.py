@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 
 from ..errors import CirkitError, unknown
-from ..io import read_image, read_json, write_image, write_json
+from ..io import read_image, write_image, write_json
 from ..profiles import Profile
 from ..profiles import profile as named
-from ..ranktable import rank_benchmark, read_ranks, write_ranks
+from ..ranktable import check_ranks, rank_benchmark, read_ranks, write_ranks
 from ..records import Benchmark, Candidate, Protocol, Query
+from ..processes import cores
+from .items import BENCHMARK, INDEX, read_index
 from .sidecar import work_folder
-from .steps import BENCHMARK, INDEX
 from ..taxonomy import CATEGORY_OF, SUBCATEGORIES
 
 # %% ../../nbs/report/09_run.ipynb #c901dac0f
@@ -38,18 +39,29 @@ class Run:
 
     @cached_property
     def index(self) -> dict:     # 'models' in table order, 'files' of their rank tables
-        path = self.folder/INDEX
-        if path.is_file(): return read_json(path)
-        raise CirkitError(f"{self.folder}: no ranks in this run; make them with 'cirkit embed --work {self.folder}'")
+        return read_index(self.folder)
 
     @cached_property
     def ranks(self) -> pd.DataFrame:  # RankTables of all models and modalities, one below the other
-        return pd.concat([read_ranks(self.folder/'ranks'/name) for name in self.index['files']], ignore_index=True)
+        tables = [read_ranks(self.folder/'ranks'/name) for name in self.index['files']]
+        return _comparable(pd.concat(tables, ignore_index=True), self.folder/'ranks')
 
     def image(self, name: str):  # (h,w,3) uint8; `name` is a candidate's id or a path in the benchmark folder
         return read_image(self.bench.path(self.candidates[name].image if name in self.candidates else name))
 
 # %% ../../nbs/report/09_run.ipynb #cfcf53a36
+def _comparable(ranks, where):
+    "RankTables that may stand in one table: one benchmark and gallery, and all queries for every model."
+    for column in ('benchmark', 'protocol', 'gallery_id', 'gallery_hash'):
+        some = ranks[column].unique()
+        if len(some) > 1: raise CirkitError(f"{where}: rank tables of {len(some)} values of {column}: {some[0]!r} and {some[1]!r}; delete the folder and rank again")
+    counts, n = ranks.groupby(['model', 'modality']).qid.nunique(), ranks.qid.nunique()
+    if (counts < n).any():
+        model, modality = counts.index[(counts < n).argmax()]
+        raise CirkitError(f"{where}: {model!r} ({modality}) has ranks for {counts.min()} of {n} queries; delete the folder and rank again")
+    return check_ranks(ranks, str(where))
+
+# %% ../../nbs/report/09_run.ipynb #c16133552
 def inputs(run: Run,
            ranks=False,          # the result also depends on the ranking
           ) -> list:             # files
@@ -57,7 +69,7 @@ def inputs(run: Run,
     files = [run.folder/name for name in BENCHMARK]
     return files + ([run.folder/INDEX, *(run.folder/'ranks'/n for n in run.index['files'])] if ranks else [])
 
-# %% ../../nbs/report/09_run.ipynb #c16133552
+# %% ../../nbs/report/09_run.ipynb #cf3edfea1
 def open_run(profile='smoke',    # a profile's name
              work='',            # RUN, or '' for runs/<profile>
              needs='rank',       # last stage that must be there: 'synth' or 'rank'
@@ -68,11 +80,11 @@ def open_run(profile='smoke',    # a profile's name
     if needs not in have: raise unknown('stage', needs, have)
     if not have[needs]:
         from cirkit.report import steps
-        failure = steps.ensure(size, folder, needs, steps.cores(), progress=False, echo=lambda line: None)
+        failure = steps.ensure(size, folder, needs, cores(), progress=False, echo=lambda line: None)
         if failure: raise CirkitError(f'{failure.step}: {failure.why}')
     return Run(folder, size)
 
-# %% ../../nbs/report/09_run.ipynb #cf3edfea1
+# %% ../../nbs/report/09_run.ipynb #c6c20ab1c
 def toy_run(folder: Path,        # becomes a RUN
             models=('toy-a', 'toy-b'),  # names; the second is an MLLM
             seed=0,              # of pictures and vectors
@@ -90,7 +102,7 @@ def toy_run(folder: Path,        # becomes a RUN
     write_json(folder/INDEX, {'models': named_models, 'files': files})
     return Run(folder, named('smoke', resamples=50))
 
-# %% ../../nbs/report/09_run.ipynb #cf2390342
+# %% ../../nbs/report/09_run.ipynb #c88b0ce14
 def _toy_records(folder, rng, size):
     "Queries and candidates with plain squares for images."
     queries, gallery = [], []
