@@ -7,6 +7,7 @@ __all__ = ['MODALITIES', 'METRICS', 'items', 'vectors', 'embedders', 'embed_mode
            'headline', 'printed', 'write_table']
 
 # %% ../../nbs/report/13_evaluate.ipynb #c5dac6a37
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,13 +15,14 @@ from tqdm import tqdm
 
 from ..check import check_folder
 from ..errors import CirkitError, unknown
+from ..fingerprint import file_digest
 from ..io import atomic, write_json
 from ..metrics import LEVELS, summary
 from ..profiles import profile as named
 from ..ranktable import rank_benchmark, write_ranks
 from ..records import Benchmark
+from .items import INDEX, check_models, read_run
 from .run import Run
-from .steps import INDEX, check_names
 from .text import percent
 
 # %% ../../nbs/report/13_evaluate.ipynb #c8e281e79
@@ -72,22 +74,24 @@ def embed_models(folder: Path,   # a benchmark's folder
 # %% ../../nbs/report/13_evaluate.ipynb #c906c7919
 def rank_models(folder: Path,    # a benchmark's folder
                 models,          # names or Embedders
-                work: Path,      # has store/, gets ranks/
+                work: Path,      # has store/
                 progress=True,   # draw a bar
                 memory='1GiB',   # for the similarities
+                out=None,        # gets ranks/; None: `work`
                ):
     "Rank a benchmark with several models and all modalities."
     from cirkit.embed.engine import Digests
     from cirkit.store import Store
     bench, store, digests = Benchmark.load(folder), Store(Path(work)/'store'), Digests()
+    out = Path(out or work)
     index = {'benchmark': bench.name, 'models': [], 'files': []}
     for model in tqdm(embedders(models), total=len(models), desc='ranking', disable=not progress):
         asked, gallery = vectors(bench, model, store, digests)
         for modality, queries in asked.items():
             table = rank_benchmark(bench, queries, gallery, model.id, modality, memory, family=model.family)
-            index['files'].append(write_ranks(Path(work)/'ranks'/f'{_file_name(model.id)}.{modality}.parquet', table).name)
+            index['files'].append(write_ranks(out/'ranks'/f'{_file_name(model.id)}.{modality}.parquet', table).name)
         index['models'].append({'model': model.id, 'family': model.family, 'dim': int(model.dim)})
-    write_json(Path(work)/INDEX, index)
+    write_json(out/INDEX, index)
 
 def _file_name(model):
     "A model's id as part of a file name."
@@ -116,8 +120,28 @@ def _kind(folder):
 
 def _sound(folder):
     "Refuse a folder with faults, naming the first."
-    faults = [f for f in check_folder(folder) if f.kind not in ('duplicate image', 'reference in gallery')]
+    found = check_folder(folder)
+    faults = [f for f in found if f.kind not in ('duplicate image', 'reference in gallery')]
     if faults: raise CirkitError(f"{folder}: {faults[0]} ({len(faults)} fault{'s'*(len(faults) > 1)} in all; list them with 'cirkit check {folder}')")
+    return [f.id for f in found if f.kind == 'reference in gallery']
+
+def _copied(folder, suspects):
+    "The queries, of those whose reference is in the gallery, of which a candidate with another path is a copy."
+    if not suspects: return []
+    bench = Benchmark.load(folder)
+    paths = {c.image for c in bench.gallery if c.image}
+    images = {q.id: q.images for q in bench.queries}
+    by_content = {}
+    for path in paths: by_content.setdefault(file_digest(bench.path(path)), set()).add(path)
+    return [id for id in dict.fromkeys(suspects)
+            if not paths & set(images[id]) or any(by_content.get(file_digest(bench.path(i)), set()) - {i} for i in images[id])]
+
+def _warn_of_copies(folder, ids):
+    "One line on stderr, if there is something to tell."
+    if not ids: return
+    some = ', '.join(ids[:5]) + (' …' if len(ids) > 5 else '')
+    print(f"cirkit: warning: {folder}: a copy of the reference under another name stays a candidate for {len(ids)} "
+          f"quer{'y' if len(ids) == 1 else 'ies'}: {some}; see 'cirkit check {folder}'", file=sys.stderr)
 
 # %% ../../nbs/report/13_evaluate.ipynb #c662d259e
 def ranked(folder: Path,         # a benchmark's folder or a RUN
@@ -127,15 +151,17 @@ def ranked(folder: Path,         # a benchmark's folder or a RUN
           ) -> Run:
     "Something with ranks, made if need be."
     folder = Path(folder)
-    kind, size = _kind(folder), named('small', **({'models': models} if models else {}))
+    kind = _kind(folder)
+    size = named(read_run(folder)['profile'] or 'small', **({'models': models} if models else {}))
     if kind == 'ranked' and not models: return Run(folder, size)
     bench = folder if kind == 'benchmark' else folder/'benchmark'
     work = Path(work or (Path.cwd()/'runs'/folder.resolve().name if kind == 'benchmark' else folder))
-    check_names(size.models)
-    if kind == 'benchmark': _sound(bench)
+    out = work/'evaluated' if work == folder or (work/'run.json').is_file() else work
+    check_models(size.models)
+    if kind == 'benchmark': _warn_of_copies(bench, _copied(bench, _sound(bench)))
     embed_models(bench, size.models, work, progress)
-    rank_models(bench, size.models, work, progress)
-    return Run(work, size)
+    rank_models(bench, size.models, work, progress, out=out)
+    return Run(out, size)
 
 # %% ../../nbs/report/13_evaluate.ipynb #c231109a9
 METRICS = ('hit@1', 'hit@3', 'hit@5', 'hit@10', 'hit@50', 'choice')
