@@ -21,7 +21,7 @@ def first_path(data,         # the benchmark's own folder
               ) -> Path:     # the first that exists
     "A file that must be there."
     data = Path(data)
-    if not data.is_dir(): raise CirkitError(f"{data}: no such folder; give the benchmark's own folder with --data")
+    if not data.is_dir(): raise CirkitError(f"{data}: no such folder; give the benchmark's own folder (data=)")
     for relative in relatives:
         if (data / relative).is_file(): return data / relative
     others = f" (nor {', '.join(relatives[1:])})" if relatives[1:] else ''
@@ -141,4 +141,4 @@ def about(benchmark: str,      # its name in the registry
 def require_labels(bench: Benchmark):
     "Refuse a metric on a split whose labels are withheld."
     if bench.closed: raise CirkitError(f"{bench.name} {bench.split}: the labels are closed, so no metric can be computed here; "
-                                       f"write a file for the server with `cirkit submit {bench.meta.get('benchmark', bench.name)}`")
+                                       f"write a file for the server with cirkit.loaders.submission.write_submission")

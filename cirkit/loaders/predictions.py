@@ -79,7 +79,7 @@ def _complete(answers: dict, bench: Benchmark, where, partial: bool):
     if len(gone) == len(known): raise CirkitError(f"{where}: answers no query of {bench.name} {bench.split}; predict that split")
     if gone and not partial:
         raise CirkitError(f"{where}: query {gone[0]!r} of {bench.name} {bench.split} has no predictions "
-                          f"({len(gone):,} of {len(known):,} are missing); add them, or score the rest with --partial")
+                          f"({len(gone):,} of {len(known):,} are missing); add them, or read the rest with partial=True")
 
 # %% ../../nbs/loaders/12_predictions.ipynb #c52140e84
 NUMERIC_IDS = ('circo', 'lasco')               # candidate ids are numbers
@@ -169,7 +169,7 @@ def _fashioniq(value, parts: dict, where, partial: bool) -> list[Lists]:
     for category in rankings:
         if category not in parts: raise unknown(f'category in {where}', category, parts)
     gone = [part for part in parts if part not in rankings]
-    if gone and not partial: raise CirkitError(f"{where}: category {gone[0]!r} has no predictions; add them, or score the rest with --partial")
+    if gone and not partial: raise CirkitError(f"{where}: category {gone[0]!r} has no predictions; add them, or read the rest with partial=True")
     found = []
     for part, bench in ((p, b) for p, b in parts.items() if p in rankings):
         here = f"{where}, {part}"

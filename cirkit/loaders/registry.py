@@ -48,7 +48,7 @@ def data_folder(name: str,       # of the benchmark
     "The folder of a benchmark's files."
     if data is not None: return Path(data)
     parent = os.environ.get('CIRKIT_DATA')
-    if not parent: raise CirkitError(f"{name}: no data folder; give --data DIR, or set CIRKIT_DATA to the parent of {name}/")
+    if not parent: raise CirkitError(f"{name}: no data folder; give data=DIR, or set CIRKIT_DATA to the parent of {name}/")
     return Path(parent, name)
 
 # %% ../../nbs/loaders/10_registry.ipynb #c7e580e92

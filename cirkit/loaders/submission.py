@@ -29,7 +29,7 @@ def _length(bench: Benchmark, metric: str) -> int:
 
 def note(bench: Benchmark) -> str:
     "What to do with a submission, in one line."
-    state = "closed" if bench.closed else "public: `cirkit score` computes the numbers"
+    state = "closed" if bench.closed else "public: cirkit.loaders.lists.places gives the ranks"
     return f"the labels of {bench.name} {bench.split} are {state}; {SERVERS.get(bench.name, 'no server is known')}"
 
 # %% ../../nbs/loaders/13_submission.ipynb #c8cb23bb6
