@@ -121,22 +121,36 @@ def _label(counts, bench, cids):
         gallery_size=len(cids), gallery_hash=bench.gallery_hash, **named, **ids)
 
 # %% ../nbs/core/14_ranktable.ipynb #c99689c4a
+def _fault(row):
+    "What cannot be true of a query's counts, or ''."
+    if {len(c) for c in (row.above, row.tied, row.tie_group, row.choice_above, row.choice_tied)} != {len(row.pos)}:
+        return f"has counts for another number of positives than {len(row.pos)}"
+    if len(set(row.pos)) < len(row.pos): return "names a positive twice"
+    if any(a < 0 or t < 0 or a + t >= row.gallery_size for a, t in zip(row.above, row.tied)):
+        return f"counts {row.above} above and {row.tied} tied in a gallery of {row.gallery_size}"
+    if any(a < 0 or t < 0 or a + t > row.choice_size for a, t in zip(row.choice_above, row.choice_tied)):
+        return f"counts {row.choice_above} above and {row.choice_tied} tied among {row.choice_size} hard negatives"
+    members = Counter(row.tie_group)
+    if len({*zip(row.tie_group, row.above, row.tied)}) > len(members): return "has unlike counts within a tie group"
+    if any(members[g] > t + 1 for g, t in zip(row.tie_group, row.tied)): return "has a tie group of more positives than are level"
+    return ""
+
+# %% ../nbs/core/14_ranktable.ipynb #c1d27e695
 def check_ranks(table: pd.DataFrame,
                 where: str = "rank table",  # what to call it in a message
                ) -> pd.DataFrame:           # the same table
     "Refuse a table whose counts cannot be true."
     gone = [c for c in SCHEMA.names if c not in table.columns]
     if gone: raise CirkitError(f"{where}: column {gone[0]!r} is missing; a rank table has {', '.join(SCHEMA.names)}")
-    twice = table.duplicated(["benchmark", "model", "modality", "qid"])
-    if twice.any(): raise CirkitError(f"{where}: query {table.qid[twice.idxmax()]!r} occurs twice for one model and modality; rank again")
+    null = [c for c in SCHEMA.names if table[c].isna().any()]
+    if null: raise CirkitError(f"{where}: column {null[0]!r} has a null in row {table[null[0]].isna().to_numpy().argmax()}; give a value ('' where a text says nothing) or rank again")
+    twice = table.duplicated(["benchmark", "protocol", "model", "modality", "qid"]).to_numpy()
+    if twice.any(): raise CirkitError(f"{where}: query {table.qid.iloc[twice.argmax()]!r} occurs twice for one model and modality; rank again")
     for row in table.itertuples():
-        counts = [row.above, row.tied, row.tie_group, row.choice_above, row.choice_tied]
-        if {len(c) for c in counts} != {len(row.pos)}: raise CirkitError(f"{where}: query {row.qid!r} has counts for another number of positives than {len(row.pos)}; rank again")
-        if any(a < 0 or t < 0 or a + t >= row.gallery_size for a, t in zip(row.above, row.tied)):
-            raise CirkitError(f"{where}: query {row.qid!r} counts {row.above} above and {row.tied} tied in a gallery of {row.gallery_size}; rank again")
+        if fault := _fault(row): raise CirkitError(f"{where}: query {row.qid!r} {fault}; rank again")
     return table
 
-# %% ../nbs/core/14_ranktable.ipynb #ccc4a6809
+# %% ../nbs/core/14_ranktable.ipynb #c9c662172
 def write_ranks(path,                 # a .parquet file
                 table: pd.DataFrame,  # a RankTable; its `attrs` are kept
                ) -> Path:
@@ -146,7 +160,7 @@ def write_ranks(path,                 # a .parquet file
     with atomic(path) as temp: pq.write_table(rows, temp, compression="zstd", write_page_checksum=True)
     return Path(path)
 
-# %% ../nbs/core/14_ranktable.ipynb #c9c662172
+# %% ../nbs/core/14_ranktable.ipynb #cca5e90d7
 def read_ranks(path,               # a .parquet file
               ) -> pd.DataFrame:   # a RankTable with its metadata in `attrs`
     "Read a RankTable and check it."

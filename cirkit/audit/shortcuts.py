@@ -9,6 +9,7 @@ __all__ = ['MODALITIES', 'LABELS', 'COUNTS', 'audit', 'audit_counts', 'sweep', '
 import numpy as np
 import pandas as pd
 from ..errors import CirkitError
+from ..metrics import tie_groups
 
 # %% ../../nbs/audit/00_shortcuts.ipynb #c54063a2a
 MODALITIES = ("multimodal", "text_only", "image_only")
@@ -66,13 +67,18 @@ def support_histogram(best: pd.DataFrame,  # with columns support_*
                         columns=["modality", "n_retrievers_hitting", "n_queries"])
 
 # %% ../../nbs/audit/00_shortcuts.ipynb #c5bfa7aa0
+def _worst_ranks(ranks):
+    "Rank of each query's best positive behind all its equals that are wrong."
+    groups = tie_groups(ranks)
+    best = np.flatnonzero(np.r_[True, np.diff(groups.query) > 0])
+    return groups.above[best] + groups.size[best] - groups.positives[best] + 1
+
 def best_ranks(ranks: pd.DataFrame,  # RankTables of several models in three modalities
                k: int = 10,          # a rank of k or less is a hit
               ) -> pd.DataFrame:     # a row per query: best_rank_*, best_retriever_*, support_*
     "Best rank, best retriever and support of each query."
     if ranks.gallery_hash.nunique() > 1: raise CirkitError("rank tables come from several galleries; ranks on different galleries are not comparable")
-    rank = [min(a + t for a, t in zip(above, tied)) + 1 for above, tied in zip(ranks.above, ranks.tied)]
-    wide = ranks.assign(rank=rank).pivot(index="qid", columns=["modality", "model"], values="rank").reindex(ranks.qid.unique())
+    wide = ranks.assign(rank=_worst_ranks(ranks)).pivot(index="qid", columns=["modality", "model"], values="rank").reindex(ranks.qid.unique())
     parts, gone = {}, {"composed", "text", "image"} - set(ranks.modality)
     if gone or wide.shape[1] != 3 * ranks.model.nunique() or wide.isna().any(axis=None):
         raise CirkitError(f"some model lacks the ranks of a query or modality{''.join(f' {m!r}' for m in sorted(gone))}; rank every model with composed, text and image queries")
