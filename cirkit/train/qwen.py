@@ -17,7 +17,7 @@ from ..embed.dual import IMAGE, PAD, START
 from ..embed.lasttoken import TEMPLATES, embed_sequences, vision_tokens
 from .clip import STEP, framed
 from .corpus import ALBUM, Corpus, album_batches
-from .heads import first_hits, own_reference, partners
+from .heads import composed_loss, partners
 from .losses import info_nce
 from .trainer import Settings
 
@@ -58,9 +58,9 @@ def qwen_batches(corpus: Corpus, s: Settings) -> Iterator[dict]:
 
 def qwen_loss(m: QwenTrainee, batch: dict) -> tuple[torch.Tensor, dict]:
     "Composed queries and captions, both against the pictures."
-    tokens, to, itself = vision_tokens(m.model.visual, batch["images"]), batch["to"], own_reference(batch["to"])
+    tokens, to = vision_tokens(m.model.visual, batch["images"]), batch["to"]
     nothing = np.zeros((len(tokens), 1), np.uint16)
     t, q, c = m(nothing, "target", tokens), m(batch["coarse"], "query", tokens), m(batch["captions"], "query")
     scale = m.log_scale.exp().clamp(max=100.)
-    composed, caption = info_nce(q, t[to], scale, ignore=itself), info_nce(c, t, scale, symmetric=True)
-    return 2*composed + caption, {"composed": round(composed.item(), 3), "caption": round(caption.item(), 3), "r1": first_hits(q, t[to], itself)}
+    (composed, hits), caption = composed_loss(q, t, to, scale), info_nce(c, t, scale, symmetric=True)
+    return composed + caption, {"composed": round(composed.item(), 3), "caption": round(caption.item(), 3), "r1": hits}
