@@ -5,7 +5,7 @@ from hypothesis import given, settings, strategies as st
 from cirkit.errors import CirkitError
 from cirkit.metrics import hits, summary
 from cirkit.rank import error_bound, parse_memory, rank
-from cirkit.ranktable import rank_benchmark, read_ranks, write_ranks
+from cirkit.ranktable import check_ranks, rank_benchmark, read_ranks, write_ranks
 from cirkit.records import Benchmark, Candidate, Protocol, Query
 
 COUNTS = ["above", "tied", "tie_group", "choice_above", "choice_tied", "choice_size"]
@@ -217,3 +217,19 @@ def test_round_trip_and_metrics(vectors, tmp_path):
     pd.testing.assert_frame_equal(summary(back, ["hit@1"], resamples=50), summary(table, ["hit@1"], resamples=50))
     pd.testing.assert_frame_equal(hits(back, [1, 5]), hits(table, [1, 5]))
     assert [p.name for p in tmp_path.iterdir()] == ["m.parquet"]
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda r: r.update(source=None), "'source' has a null in row 0"), (lambda r: r.update(pos=[r["pos"][0]] * 2), "names a positive twice"),
+    (lambda r: r.update(choice_above=[2, 2]), "among 1 hard negatives"), (lambda r: r.update(above=[0, 1], tie_group=[0, 0]), "unlike counts"),
+    (lambda r: r.update(above=[1, 1], tied=[0, 0], tie_group=[0, 0]), "more positives than are level")])
+def test_impossible_tables_are_refused(vectors, change, message):
+    rows = rank_benchmark(bench(), *vectors, "m", "composed").to_dict("records")
+    change(rows[0])
+    with pytest.raises(CirkitError, match=message): check_ranks(pd.DataFrame(rows))
+
+
+def test_protocols_may_share_a_table(vectors):
+    table = rank_benchmark(bench(), *vectors, "m", "composed")
+    check_ranks(pd.concat([table, table.assign(protocol="other")]))
+    with pytest.raises(CirkitError, match="occurs twice"): check_ranks(pd.concat([table, table]))
