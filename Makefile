@@ -7,7 +7,7 @@ PROFILE ?= small
 # packages of the user's home must not shadow the pinned ones
 export PYTHONNOUSERSITE = 1
 
-.PHONY: install reproduce test lab notebooks clean
+.PHONY: install reproduce test lab notebooks clean clean-runs
 
 install: $(VENV)/.installed
 
@@ -34,4 +34,8 @@ notebooks: install
 	$(BIN)/nbdev_export && $(BIN)/nbdev_clean
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info runs
+	rm -rf $(VENV) build dist *.egg-info
+
+# Hours of work may lie here: never part of `clean`.
+clean-runs:
+	rm -rf runs
