@@ -24,7 +24,7 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 
 def article(words: str) -> str:
     "The words with 'a' or 'an' before them."
-    vowel = words[0] in "aeiou" and not words.startswith(("uni", "use", "one"))
+    vowel = words.startswith("hour") or words[0] in "aeiou" and not words.startswith(("uni", "use", "one"))
     return f"{'an' if vowel else 'a'} {words}"
 
 def noun(cls: str, count: int = 1) -> str:
