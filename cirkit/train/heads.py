@@ -54,11 +54,12 @@ def composed_loss(q: torch.Tensor,   # (n, d) composed queries, any norm
                   t: torch.Tensor,   # (n, d) pictures
                   to: np.ndarray,    # (n,) position of each query's target
                   scale,             # one over the temperature
+                  album: bool=False, # contrast within the album as well
                  ) -> tuple[torch.Tensor, float]:  # loss, R@1 in the batch
     "InfoNCE from composed queries to all pictures, and to those of their own album; a query's reference is no candidate."
     itself, place = own_reference(to), np.arange(len(to))//ALBUM
-    elsewhere = torch.from_numpy(place[:, None] != place[None])
-    loss = info_nce(q, t[to], scale, ignore=itself) + info_nce(q, t[to], scale, ignore=itself | elsewhere)
+    loss = info_nce(q, t[to], scale, ignore=itself)
+    if album: loss = loss + info_nce(q, t[to], scale, ignore=itself | torch.from_numpy(place[:, None] != place[None]))
     return loss, first_hits(q, t[to], itself)
 
 def first_hits(q, t, ignore) -> float:  # share of queries whose own target comes first

@@ -62,5 +62,5 @@ def qwen_loss(m: QwenTrainee, batch: dict) -> tuple[torch.Tensor, dict]:
     nothing = np.zeros((len(tokens), 1), np.uint16)
     t, q, c = m(nothing, "target", tokens), m(batch["coarse"], "query", tokens), m(batch["captions"], "query")
     scale = m.log_scale.exp().clamp(max=100.)
-    (composed, hits), caption = composed_loss(q, t, to, scale), info_nce(c, t, scale, symmetric=True)
+    (composed, hits), caption = composed_loss(q, t, to, scale, album=True), info_nce(c, t, scale, symmetric=True)
     return composed + caption, {"composed": round(composed.item(), 3), "caption": round(caption.item(), 3), "r1": hits}

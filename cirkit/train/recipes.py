@@ -55,8 +55,8 @@ FULL = Plan(albums=7000,
             pic2word=Settings(steps=200, batch=256, lr=1e-3, weight_decay=.1, bf16=False),
             searle=Settings(steps=300, batch=256, lr=1e-3, weight_decay=.01, bf16=False),
             composer=Settings(steps=800, batch=512, lr=1e-3),
-            small=Settings(steps=350, batch=96, lr=1e-3, muon=1.5e-3, save_every=50),
-            tiny=Settings(steps=250, batch=96, lr=1e-3, muon=2e-3, save_every=50),
+            small=Settings(steps=110, batch=64, lr=1e-3, muon=1.5e-3, save_every=50),
+            tiny=Settings(steps=70, batch=64, lr=1e-3, muon=2e-3, save_every=50),
             inverted=3000, oti_steps=80)
 _few = Settings(steps=3, batch=8, lr=1e-3, bf16=False)
 SMOKE = Plan(albums=4, clip=_few, pic2word=_few, searle=_few, composer=_few, small=_few, tiny=_few, inverted=8, oti_steps=3, mapped=8)
@@ -72,11 +72,11 @@ class Clock:
     def __exit__(self, *_): self.wall, self.cpu = time.perf_counter() - self.wall, sum(os.times()[:4]) - self.cpu
     def seconds(self) -> dict: return {"wall_seconds": round(self.wall, 1), "cpu_seconds": round(self.cpu, 1)}
 
-def finish(folder: Path, trained_on: list[str], fits: dict, clock: Clock, corpus: Corpus):
+def finish(folder: Path, trained_on: list[str], fits: dict, clock: Clock, corpus: Corpus, start: str = "random weights"):
     "Write a model's record."
     env = environment()
     write_record(folder, {"trained_on": trained_on, "never": NEVER, "seeds": f"namespace {SPACE!r}; benchmarks use other namespaces",
-                          "pictures": len(corpus), "start": "random weights", **clock.seconds(), "runs": fits,
+                          "pictures": len(corpus), "start": start, **clock.seconds(), "runs": fits,
                           "versions": {k: env[k] for k in sorted(env) if k not in ("commit", "device", "threads", "platform")}})
 
 # %% ../../nbs/train/08_recipes.ipynb #c3e1d9a12
@@ -142,7 +142,8 @@ def train_small(corpus: Corpus, zoo: Path, cache: Path, plan: Plan):
         run = fit(QwenTrainee(model, tokenizer), qwen_loss, qwen_batches(corpus, plan.small), plan.small, cache/"world-qwen2vl-s",
                   slow={"model.visual.blocks": .5, "model.visual.patch_embed": .5})
     save_qwen(zoo/"world-qwen2vl-s", model, tokenizer)
-    finish(zoo/"world-qwen2vl-s", [PAIRS, COARSE, "vision layers start from world-clip"], {"small": run}, clock, corpus)
+    finish(zoo/"world-qwen2vl-s", [PAIRS, COARSE], {"small": run}, clock, corpus,
+           "vision layers of world-clip; the rest random")
 
 def train_tiny(corpus: Corpus, zoo: Path, cache: Path, plan: Plan):
     "world-qwen2vl-xs: its own merger and language model on the frozen tower of -s."
@@ -155,7 +156,8 @@ def train_tiny(corpus: Corpus, zoo: Path, cache: Path, plan: Plan):
         share_tower(model, base.requires_grad_(False))
         run = fit(QwenTrainee(model, tokenizer), qwen_loss, qwen_batches(corpus, plan.tiny), plan.tiny, cache/"world-qwen2vl-xs")
     save_qwen(zoo/"world-qwen2vl-xs", model, tokenizer, shared=True)
-    finish(zoo/"world-qwen2vl-xs", [PAIRS, COARSE, "vision layers of world-qwen2vl-s, frozen"], {"tiny": run}, clock, corpus)
+    finish(zoo/"world-qwen2vl-xs", [PAIRS, COARSE], {"tiny": run}, clock, corpus,
+           "vision layers of world-qwen2vl-s, frozen; the rest random")
 
 # %% ../../nbs/train/08_recipes.ipynb #c78e6bff3
 def train_lite0(corpus: Corpus, zoo: Path, cache: Path, plan: Plan):
@@ -168,7 +170,8 @@ def train_lite0(corpus: Corpus, zoo: Path, cache: Path, plan: Plan):
             y.append(unit(tower.encode_texts([long_caption(s, rng, 1.) for s in scenes])))
         joint = ridge(np.concatenate(x), np.concatenate(y))
     save_lite0(zoo/"lite0", joint)
-    finish(zoo/"lite0", ["public weights of EfficientNet-Lite0 and MiniLM; the map: " + PAIRS], {}, clock, corpus)
+    finish(zoo/"lite0", [PAIRS], {}, clock, corpus,
+           "public weights of EfficientNet-Lite0 and MiniLM; a linear map between them is fitted")
 
 # %% ../../nbs/train/08_recipes.ipynb #cd78e79b9
 STEPS = {"dual": ("world-clip", train_clip), "heads": ("world-magiclens", train_heads), "small": ("world-qwen2vl-s", train_small),
