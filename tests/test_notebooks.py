@@ -6,7 +6,7 @@ import nbformat, pytest
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted(p for p in (ROOT / "nbs").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 PAPERS = [p for p in NOTEBOOKS if p.is_relative_to(ROOT / "nbs/papers")]
-NOT_IN_OUTPUT = re.compile(r"(/home/|/root/|/tmp/|/work/|site-packages|Warning:|\d{4}-\d\d-\d\d[ T]\d\d:\d\d)")
+NOT_IN_OUTPUT = re.compile(r"(/home/|/root/|/tmp/|site-packages|Warning:|\d{4}-\d\d-\d\d[ T]\d\d:\d\d)")
 
 def ident(path): return str(path.relative_to(ROOT / "nbs"))
 
