@@ -3,7 +3,8 @@ from fractions import Fraction
 import numpy as np, pandas as pd, pytest
 from hypothesis import given, settings, strategies as st
 from cirkit.errors import CirkitError
-from cirkit.metrics import hits, summary
+from cirkit.metrics import hits
+from cirkit.summary import summary
 from cirkit.rank import error_bound, parse_memory, rank
 from cirkit.ranktable import check_ranks, rank_benchmark, read_ranks, write_ranks
 from cirkit.records import Benchmark, Candidate, Protocol, Query

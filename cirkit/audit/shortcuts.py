@@ -9,7 +9,7 @@ __all__ = ['MODALITIES', 'LABELS', 'COUNTS', 'audit', 'audit_counts', 'sweep', '
 import numpy as np
 import pandas as pd
 from ..errors import CirkitError
-from ..metrics import tie_groups
+from ..ties import tie_groups
 
 # %% ../../nbs/audit/00_shortcuts.ipynb #c54063a2a
 MODALITIES = ("multimodal", "text_only", "image_only")

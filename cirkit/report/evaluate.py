@@ -17,7 +17,7 @@ from ..check import check_folder
 from ..errors import CirkitError, unknown
 from ..fingerprint import file_digest
 from ..io import atomic, write_json
-from ..metrics import LEVELS, summary
+from ..summary import LEVELS, summary
 from ..profiles import profile as named
 from ..ranktable import rank_benchmark, write_ranks
 from ..records import Benchmark

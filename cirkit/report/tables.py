@@ -9,7 +9,8 @@ __all__ = ['COLUMNS', 'recall_table', 'family_table', 'with_published', 'wide_re
 import numpy as np
 import pandas as pd
 
-from ..metrics import per_query, sources, summary
+from ..metrics import per_query
+from ..summary import sources, summary
 from .text import percent
 from ..stats import bootstrap, paired_bootstrap
 from ..taxonomy import LABELS, SUBCATEGORIES
