@@ -20,7 +20,8 @@ def unknown(kind: str,      # what was looked up, e.g. 'model'
            ) -> CirkitError:  # the error to raise
     "An error for a name that is not one of `options`, with the nearest ones."
     options = [str(o) for o in options]
-    near = difflib.get_close_matches(str(name), options, n=3, cutoff=0.5)
+    lower = {o.lower(): o for o in reversed(options)}
+    near = [lower[o] for o in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)]
     hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(options)}"
     return CirkitError(f"unknown {kind} {name!r}; {hint}")
 

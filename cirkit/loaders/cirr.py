@@ -48,7 +48,7 @@ def _query(row, where: str, images: dict, labels: bool) -> tuple[Query, str|None
     if target in images and (target == reference or target not in members):  # one outside the gallery is told as that
         raise CirkitError(f"{where}: target_hard {target!r} is no other member of its image set; mend the record")
     extra = {'reference': reference, 'members': members, 'subset': [m for m in members if m != reference], **soft}
-    return Query(str(row['pairid']), (images.get(reference, ''),), text, modality(text), extra=extra), target
+    return Query(str(row['pairid']), (images.get(reference, ''),), text, modality(text), source=reference, extra=extra), target
 
 # %% ../../nbs/loaders/02_cirr.ipynb #cf19e7d5d
 def _gallery(path) -> dict[str, str]:

@@ -68,7 +68,7 @@ def _query(row, n: int, where: str) -> tuple[Query, list[Candidate]]:
         seen[c.id] += 1
         if seen[c.id] > 1: listed[i] = Candidate(f'{c.id}#{seen[c.id]}', c.image, extra=c.extra)
     extra = {'reference': reference.id, **reference.extra, 'candidates': [c.id for c in listed]}
-    return Query(str(n), (reference.image,), text, modality(text), extra=extra), listed
+    return Query(str(n), (reference.image,), text, modality(text), source=reference.id, extra=extra), listed
 
 # %% ../../nbs/loaders/05_genecis.ipynb #cc4ba6ddf
 def _rows(path) -> list:

@@ -44,7 +44,7 @@ def _query(row, where: str, corpus: dict) -> tuple[Query, str]:
     where = f"{where}, qid {take(row, 'qid', int, where)}"
     text, (reference, image), (target, _) = (take(row, 'query-text', str, where), _pair(row, 'query-image', where),
                                              _pair(row, 'target-image', where))
-    query = Query(str(row['qid']), (corpus.get(reference, image),), text, modality(text), extra={'reference': reference})
+    query = Query(str(row['qid']), (corpus.get(reference, image),), text, modality(text), source=reference, extra={'reference': reference})
     return query, target
 
 # %% ../../nbs/loaders/06_lasco.ipynb #ccac83390
