@@ -104,7 +104,7 @@ def _block_product(queries, gallery, scale, step):
     return sims
 
 # %% ../nbs/core/13_rank.ipynb #c926c3b7f
-COUNTS = ["pos", "above", "tied", "tie_group", "choice_above", "choice_tied", "choice_size", "topk", "topk_scores"]
+COUNTS = ["pos", "above", "tied", "tie_group", "choice_above", "choice_tied", "choice_size", "choice", "topk", "topk_scores"]
 
 # %% ../nbs/core/13_rank.ipynb #ccfc8bf02
 def rank(queries,          # (q, d) vectors; any real dtype
@@ -115,7 +115,7 @@ def rank(queries,          # (q, d) vectors; any real dtype
          topk: int = 50,   # length of the list of best candidates
          order=None,       # (g,) int second key among equal scores in that list; default: position
          memory: str|int = "1GiB",  # working memory
-        ) -> pd.DataFrame: # a row per query: pos, above, tied, tie_group, choice_above, choice_tied, choice_size, topk, topk_scores
+        ) -> pd.DataFrame: # a row per query: pos, above, tied, tie_group, choice_above, choice_tied, choice_size, choice, topk, topk_scores
     "Exact counts of the rivals of every positive, by blocks."
     queries, gallery = np.asarray(queries), np.asarray(gallery)
     _check_shapes(queries, gallery, positives, negatives, exclude, topk)
@@ -161,12 +161,15 @@ class _Row:
         scores = self.exact(np.asarray(pos, np.int64))
         above, tied = count_rivals(sims, self.exact, scores, margin)
         if (tied < 0).any(): raise CirkitError(f"positive {pos[tied.argmin()]} is not found at its own score; this arithmetic breaks the error bound")
-        choice = self.exact(np.setdiff1d(np.asarray(neg, np.int64), np.asarray(exclude, np.int64)))
-        choice_above, choice_tied = count_choice(scores, choice)
+        rivals = np.setdiff1d(np.asarray(neg, np.int64), np.asarray(exclude, np.int64))
+        rival_scores = self.exact(rivals)
+        choice_above, choice_tied = count_choice(scores, rival_scores)
+        own = np.concatenate([np.asarray(pos, np.int64), rivals])
+        own = own[np.lexsort((order[own], -np.concatenate([scores, rival_scores])))]
         best, best_scores = best_candidates(sims, self.exact, order, topk, margin)
         return dict(pos=list(pos), above=above.tolist(), tied=tied.tolist(),
                     tie_group=np.unique(-scores, return_inverse=True)[1].tolist(),
-                    choice_above=choice_above.tolist(), choice_tied=choice_tied.tolist(), choice_size=len(choice),
+                    choice_above=choice_above.tolist(), choice_tied=choice_tied.tolist(), choice_size=len(rivals), choice=own.tolist(),
                     topk=best.tolist(), topk_scores=(best_scores / self.scales[0] / self.scales[1]).tolist())
 
 # %% ../nbs/core/13_rank.ipynb #c378d46c3

@@ -108,15 +108,15 @@ SCHEMA = pa.schema([("benchmark", _text), ("protocol", _text), ("gallery_id", _t
                     ("model", _text), ("family", _text), ("modality", _text),
                     ("qid", _text), ("category", _text), ("subcategory", _text), ("source", _text),
                     ("pos", _names), ("above", _ints), ("tied", _ints), ("tie_group", _ints),
-                    ("choice_above", _ints), ("choice_tied", _ints), ("choice_size", pa.int64()),
+                    ("choice_above", _ints), ("choice_tied", _ints), ("choice_size", pa.int64()), ("choice_ids", _names),
                     ("topk_ids", _names), ("topk_scores", pa.list_(pa.float32()))])
 
 def _label(counts, bench, cids):
     "Counts by index, told in ids and named after their benchmark."
     named = {field: [getattr(q, key) for q in bench.queries] for field, key in
              dict(qid="id", category="category", subcategory="subcategory", source="source").items()}
-    ids = {new: [[cids[i] for i in some] for some in counts[old]] for new, old in dict(pos="pos", topk_ids="topk").items()}
-    return counts.drop(columns=["pos", "topk"]).assign(
+    ids = {new: [[cids[i] for i in some] for some in counts[old]] for new, old in dict(pos="pos", choice_ids="choice", topk_ids="topk").items()}
+    return counts.drop(columns=["pos", "choice", "topk"]).assign(
         benchmark=bench.name, protocol=bench.protocol.name, gallery_id=bench.gallery_id,
         gallery_size=len(cids), gallery_hash=bench.gallery_hash, **named, **ids)
 
@@ -130,6 +130,9 @@ def _fault(row):
         return f"counts {row.above} above and {row.tied} tied in a gallery of {row.gallery_size}"
     if any(a < 0 or t < 0 or a + t > row.choice_size for a, t in zip(row.choice_above, row.choice_tied)):
         return f"counts {row.choice_above} above and {row.choice_tied} tied among {row.choice_size} hard negatives"
+    own = set(row.choice_ids)
+    if not own.issuperset(row.pos) or not len(own) == len(row.choice_ids) == len(row.pos) + row.choice_size:
+        return f"lists {len(row.choice_ids)} candidates of its own for {len(row.pos)} positives and {row.choice_size} hard negatives"
     members = Counter(row.tie_group)
     if len({*zip(row.tie_group, row.above, row.tied)}) > len(members): return "has unlike counts within a tie group"
     if any(members[g] > t + 1 for g, t in zip(row.tie_group, row.tied)): return "has a tie group of more positives than are level"

@@ -9,7 +9,7 @@ from cirkit.rank import error_bound, parse_memory, rank
 from cirkit.ranktable import check_ranks, rank_benchmark, read_ranks, write_ranks
 from cirkit.records import Benchmark, Candidate, Protocol, Query
 
-COUNTS = ["above", "tied", "tie_group", "choice_above", "choice_tied", "choice_size"]
+COUNTS = ["above", "tied", "tie_group", "choice_above", "choice_tied", "choice_size", "choice"]
 
 
 @st.composite
@@ -32,7 +32,8 @@ def oracle(q, g, pos, neg, exclude):
         best = sorted({s[j] for j in p}, reverse=True)
         rows.append(dict(above=[sum(v > s[j] for v in rivals) for j in p], tied=[rivals.count(s[j]) - 1 for j in p],
                          tie_group=[best.index(s[j]) for j in p], choice_above=[sum(s[i] > s[j] for i in n) for j in p],
-                         choice_tied=[sum(s[i] == s[j] for i in n) for j in p], choice_size=len(n)))
+                         choice_tied=[sum(s[i] == s[j] for i in n) for j in p], choice_size=len(n),
+                         choice=sorted([*p, *n], key=lambda i: (-s[i], i))))
     return pd.DataFrame(rows)
 
 

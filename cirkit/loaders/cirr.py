@@ -66,7 +66,7 @@ def _labels(path, queries, targets, gallery, split_path) -> tuple[dict, dict]:
     pos = {q.id: (t,) for q, t in zip(queries, targets) if t is not None}
     check_labels(path, gallery, split_path, pos)
     check_labels(path, gallery, split_path, members, 'set member')
-    return pos, {q.id: tuple(m for m in q.extra['subset'] if m != t) for q, t in zip(queries, targets) if t is not None}
+    return pos, {q.id: tuple(m for m in q.extra['subset'] if m != t) for q, t in zip(queries, targets)}
 
 # %% ../../nbs/loaders/02_cirr.ipynb #ca0cc525f
 def load(data,                  # folder with captions/ and image_splits/
