@@ -18,7 +18,7 @@ import click
 @click.option('--modality', default='composed', show_default=True, metavar='NAME', help='composed, text, image or all.')
 @click.option('--models', default='', metavar='LIST', help='Comma-separated names. [default: all]')
 @click.option('--subset', default='', metavar='NAME', help='Only the queries of this category or subcategory.')
-@click.option('--resamples', default=2000, show_default=True, metavar='N', type=click.IntRange(min=1), help='Draws of the sources.')
+@click.option('--resamples', default=2000, show_default=True, metavar='N', type=click.IntRange(min=1), help='Draws of the sources; the tests take at least 10,000.')
 @click.option('--seed', default=0, show_default=True, metavar='N', type=click.IntRange(min=0), help='Seed of all draws.')
 @click.option('--csv', 'csv', default='', metavar='FILE', help='Also write one long table, fractions with intervals.')
 @click.option('--json', 'as_json', is_flag=True, help='Print JSON, fractions, in place of text.')
