@@ -43,6 +43,7 @@ def first(column, change):
     (lambda t: t.assign(qid=["new", *t.qid[1:]]), ["15 and 15 queries", "'new' only in the second"]),
     (first("source", lambda s: "s99"), ["query 'q00' has source 's00' and 's99'"]),
     (lambda t: first("pos", lambda p: ["other"])(first("choice_ids", lambda c: ["other", *c[1:]])(t)), ["query 'q00' has pos ['s00-0'] and ['other']"]),
+    (first("choice_ids", lambda c: [*c[:-1], "other"]), ["query 'q00' has choice_ids", "'other'"]),
     (first("subcategory", lambda s: "odd"), ["query 'q00' has subcategory", "'odd'"])], ids=lambda v: v[0] if isinstance(v, list) else "")
 def test_unlike_tables_are_refused(toy, table, tmp_path, change, parts):
     other = write_ranks(tmp_path / "other.parquet", change(table).assign(model="toy-d"))
@@ -61,6 +62,11 @@ def test_a_model_twice(toy, table, tmp_path):
         compare([toy, apart])
     renamed = write_ranks(tmp_path / "renamed.parquet", read_ranks(apart).assign(model="toy-d"))
     assert len(compare([toy, renamed]).board) == 4
+
+
+def test_order_of_hard_negatives_does_not_matter(toy, table, tmp_path):
+    other = write_ranks(tmp_path / "other.parquet", first("choice_ids", lambda c: c[::-1])(table).assign(model="toy-d"))
+    assert len(compare([toy, other], resamples=20).board) == 4
 
 
 def test_two_galleries_in_one_file(toy, table, tmp_path):
