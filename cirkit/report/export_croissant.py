@@ -18,7 +18,7 @@ from reprlib import repr as short
 
 from ..errors import CirkitError, one_line, unknown
 from ..fingerprint import file_digest
-from ..io import atomic, read_bytes, read_jsonl, to_json
+from ..io import atomic, read_bytes, read_json, read_jsonl, to_json
 from ..records import TABLES, Benchmark, image_paths
 
 # %% ../../nbs/report/15a_export_croissant.ipynb #c4e6df45e
@@ -63,11 +63,9 @@ def _field(table: str, column: str, kind: str='sc:Text', **more) -> dict:
     return {'@type': 'cr:Field', '@id': f'{table}/{column}', 'name': column, 'dataType': kind,
             'source': {'fileObject': {'@id': f'{table}.jsonl'}, 'extract': {'column': column}}, **more}
 
-def _refers(field: str) -> dict: return {'references': {'field': {'@id': field}}}
-
 def _nested(table: str, column: str, name: str, target: str, description: str, **more) -> dict:
     "A column whose values are keys of another record set."
-    inner = _field(table, column) | {'@id': f'{table}/{column}/{name}', 'name': name, **(_refers(target) if target else {}), **more}
+    inner = _field(table, column) | {'@id': f'{table}/{column}/{name}', 'name': name, **({'references': {'field': {'@id': target}}} if target else {}), **more}
     outer = {'@type': 'cr:Field', '@id': f'{table}/{column}', 'name': column, 'description': description, 'subField': [inner]}
     return outer | ({'isArray': True} if more and column != 'image' else {})
 
@@ -119,13 +117,13 @@ def _record_sets(bench: Benchmark, images: bool) -> list[dict]:
     path = 'images/path' if images else ''
     several = {'isArray': True} if any(len(q.images) != 1 for q in bench.queries) else {}
     look = lambda table, what, **more: _nested(table, 'image', 'path', path, what, **more)
-    labels = [_nested('instances', side, 'id', 'corpus/id', what, isArray=True)
-              for side, what in (('pos', "Right answers."), ('neg', "Hard negatives: close, and wrong."))]
+    labels = [_nested('instances', 'qid', 'id', 'queries/id', "The query."),
+              *(_nested('instances', side, 'id', 'corpus/id', what, isArray=True)
+                for side, what in (('pos', "Right answers."), ('neg', "Hard negatives: close, and wrong.")))]
     return [*([_record_set('images', "Image files and their pixels.", pixels, 'path')] if images else []),
             _table('queries', [q.row() for q in bench.queries], FILES['queries.jsonl'], look('queries', "The reference image.", **several)),
             _table('corpus', [c.row() for c in bench.gallery], FILES['corpus.jsonl'], look('corpus', "The candidate's image.")),
-            _record_set('instances', FILES['instances.jsonl'],
-                        [_field('instances', 'qid', description="The query.", **_refers('queries/id')), *labels], 'qid')]
+            _record_set('instances', FILES['instances.jsonl'], labels, 'qid/id')]
 
 # %% ../../nbs/report/15a_export_croissant.ipynb #c1e624855
 ABOUT = ('creators', 'citation', 'url', 'date', 'licence', 'description')
@@ -222,7 +220,7 @@ def _text(value):
 
 def _row(table: str, row: dict):
     "The part of a table's row that is compared."
-    if table == 'instances': return [row['qid'], *([{f'instances/{side}/id': i} for i in row[side]] for side in ('pos', 'neg'))]
+    if table == 'instances': return [{'instances/qid/id': row['qid']}, *([{f'instances/{side}/id': i} for i in row[side]] for side in ('pos', 'neg'))]
     return [row['id'], row.get('text'), {f'{table}/image/path': row['image']}]
 
 def _read(table: str, record: dict):
@@ -269,11 +267,16 @@ def faults(path,           # croissant.json, beside the files that it describes
         except Exception as e: return [one_line(f'{type(e).__name__}: {e.__cause__ or e}')]  # the reader's own faults have no common type
     return found + [line for line in dict.fromkeys(lines) if not any(one_line(issue) in line for issue in issues)]
 
+def _ours(path: Path) -> bool:
+    said = read_json(path)
+    return isinstance(said, dict) and str(said.get('identifier')).startswith('cirkit:')
+
 def write(folder, check: bool=True,  # ask mlcroissant, if it is installed, before the file appears
           **about,                   # as in `describe`
          ) -> Path:                  # croissant.json in the folder
     "Write a benchmark folder's description into it."
     path = Path(folder)/'croissant.json'
+    if path.exists() and not _ours(path): raise CirkitError(f"{path}: was not written by cirkit; move it away first")
     data = to_json(describe(folder, **about), path, indent=1)
     with atomic(path) as temp:
         temp.write_bytes(data)
