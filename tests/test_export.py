@@ -161,6 +161,13 @@ def test_run_files_of_hostile_model_names(tmp_path, toy):
     assert 'x/../y%20z.composed' in tags
 
 
+def test_stale_ranks_stop_no_format_that_does_without(tmp_path):
+    run = toy_run(tmp_path/'run', models=('toy-a',), size=4)
+    next((run.folder/'ranks').glob('*.parquet')).write_bytes(b'no table')
+    export(run.folder, 'edir', tmp_path/'edir')
+    with pytest.raises(CirkitError, match='Parquet'): export(run.folder, 'trec', tmp_path/'trec')
+
+
 def test_ranks_of_another_gallery_are_refused(tmp_path):
     run = toy_run(tmp_path/'run', models=('toy-a',), size=4)
     replace(run.bench, gallery=run.bench.gallery + (Candidate('more', 'images/s00.png'),)).save(tmp_path/'run/benchmark')
@@ -336,6 +343,14 @@ def test_parts_have_files_or_folders_of_their_own(tmp_path):
 def test_candidates_of_a_querys_own_have_no_place_in_edir(tmp_path):
     put(tmp_path/'g/change_object.json', [{'reference': {'val_image_id': 1}, 'target': {'val_image_id': 2}, 'condition': 'cup', 'gallery': [{'val_image_id': 3}]}]*2)
     with pytest.raises(CirkitError, match='candidates of its own'): export('genecis', 'edir', tmp_path/'x', data=tmp_path/'g', expected=False)
+
+
+def test_a_benchmark_without_its_gallery_has_only_qrels(tmp_path):
+    put(tmp_path/'circo/annotations/val.json', CIRCO)
+    assert read_qrels(export('circo', 'trec', tmp_path/'trec', data=tmp_path/'circo', expected=False).folder/'qrels.txt') == {'0': {'2': 1, '3': 1}}
+    for format in ('edir', 'mbeir', 'croissant'):
+        with pytest.raises(CirkitError, match='gallery'): export('circo', format, tmp_path/'x', data=tmp_path/'circo', expected=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['circo', 'trec']
 
 
 # ---- the command

@@ -44,12 +44,13 @@ class Source:
 def open_source(source,              # benchmark folder, RUN, or a name of cirkit.loaders.registry.BENCHMARKS
                 data=None,           # a public benchmark's own folder; None: the one below $CIRKIT_DATA
                 split: str|None=None, variant: str='official', expected: bool=True,  # as in `load_parts`
+                ranks: bool=True,    # read a RUN's ranks too, where it has any
                ) -> Source:
     "Load what is to be exported."
     folder = Path(source)
     if (folder/'benchmark').is_dir():
         run = Run(folder, profile('smoke'))
-        return Source({'': run.bench}, run.ranks if (folder/INDEX).is_file() else None, folder/'benchmark')
+        return Source({'': run.bench}, run.ranks if ranks and (folder/INDEX).is_file() else None, folder/'benchmark')
     if folder.is_dir() and data is None and (str(source) not in BENCHMARKS or (folder/'queries.jsonl').is_file()):
         return Source({'': Benchmark.load(folder)}, folder=folder)
     if str(source) not in BENCHMARKS:
@@ -96,7 +97,8 @@ def _trec(source: Source, out: Path, images: bool):
 
 # %% ../../nbs/report/15b_export.ipynb #c822072a8
 def _simple(bench: Benchmark, layout: str):
-    "Refuse queries that a layout has no place for."
+    "Refuse what a layout has no place for."
+    if not bench.gallery: raise CirkitError(f"{bench.name} {bench.split}: the gallery's list is absent; get it first: {layout} needs it")
     for q in bench.queries:
         if 'candidates' in q.extra: raise CirkitError(f"{bench.name}: query {q.id!r} ranks candidates of its own; {layout} has one gallery for all")
         if len(q.images) != 1: raise CirkitError(f"{bench.name}: query {q.id!r} has {len(q.images)} images; {layout} has one a query")
@@ -245,7 +247,7 @@ def export(source,                 # benchmark folder, RUN, or a public benchmar
           ) -> Exported:
     "Write a benchmark, and a RUN's rankings, in a format that others read."
     if format not in WRITERS: raise unknown('export format', format, WRITERS)
-    what, out, notes = open_source(source, data, split, variant, expected), Path(os.path.abspath(out)), []
+    what, out, notes = open_source(source, data, split, variant, expected, format == 'trec'), Path(os.path.abspath(out)), []
     if format == 'croissant' and what.folder and out.resolve() == what.folder.resolve() and (out/'queries.jsonl').is_file():
         export_croissant.write(out)
         return Exported(format, out, ('croissant.json',), (_checked(out),))
