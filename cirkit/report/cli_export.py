@@ -14,8 +14,10 @@ import click
 @click.command()
 @click.argument('source')
 @click.option('--format', 'format', required=True, metavar='NAME', help='trec, mbeir, edir or croissant.')
-@click.option('--out', required=True, type=click.Path(path_type=Path), metavar='PATH', help='The folder to make; an earlier export there is replaced.')
-@click.option('--data', default=None, type=click.Path(path_type=Path), metavar='DIR', help="A public benchmark's own folder. [default: $CIRKIT_DATA/SOURCE]")
+@click.option('--out', required=True, type=click.Path(path_type=Path), metavar='PATH',
+              help='The folder to make; an earlier export there is replaced.')
+@click.option('--data', default=None, type=click.Path(path_type=Path), metavar='DIR',
+              help="A public benchmark's own folder. [default: $CIRKIT_DATA/SOURCE]")
 @click.option('--split', default=None, metavar='NAME', help='Of a public benchmark. [default: its usual one]')
 @click.option('--variant', default='official', show_default=True, metavar='NAME', help="Of a public benchmark's protocol.")
 @click.option('--no-images', is_flag=True, help='Leave the images where they are.')

@@ -41,6 +41,7 @@ class Source:
         files = [f/n for f in homes for n in ('LICENSE', 'LICENSE.txt', 'LICENSE.md', 'LICENCE') if (f/n).is_file()]
         if self.licence is None and files: object.__setattr__(self, 'licence', files[0])  # frozen for everybody else
 
+# %% ../../nbs/report/15b_export.ipynb #c186a532a
 def open_source(source,              # benchmark folder, RUN, or a name of cirkit.loaders.registry.BENCHMARKS
                 data=None,           # a public benchmark's own folder; None: the one below $CIRKIT_DATA
                 split: str|None=None, variant: str='official', expected: bool=True,  # as in `load_parts`
@@ -57,7 +58,7 @@ def open_source(source,              # benchmark folder, RUN, or a name of cirki
         raise CirkitError(f"{source}: no such folder, and no public benchmark; those are {', '.join(BENCHMARKS)}")
     return Source(load_parts(str(source), data, split, variant, expected=expected), folder=data_folder(str(source), data))
 
-# %% ../../nbs/report/15b_export.ipynb #c841f4cc8
+# %% ../../nbs/report/15b_export.ipynb #c7d5e2d7c
 def _copy_images(bench: Benchmark, folder: Path, rename=lambda image: image) -> str:
     "Copy a benchmark's images; a note on those that are not there, or ''."
     images, gone = image_paths(bench), 0
@@ -81,7 +82,7 @@ def _references_stay(bench: Benchmark) -> str:
     n = sum(map(bool, reference_ids(bench).values()))
     return f"the reference images of {n:,} queries are in the gallery; this format does not say that they are taken out" if n else ''
 
-# %% ../../nbs/report/15b_export.ipynb #c0345ae96
+# %% ../../nbs/report/15b_export.ipynb #ca3d5f4bb
 def _trec(source: Source, out: Path, images: bool):
     "Labels of every part, and a run for every model and kind of query."
     for part, bench in source.parts.items():
@@ -95,7 +96,7 @@ def _trec(source: Source, out: Path, images: bool):
         export_trec.write_run(out/'runs'/f'{slug(f"{model}.{modality}")}.txt', ranks)
     yield f"runs hold the best {int(source.ranks.topk_ids.map(len).max())} candidates; ties are in the order listed"
 
-# %% ../../nbs/report/15b_export.ipynb #c822072a8
+# %% ../../nbs/report/15b_export.ipynb #cb9e3ef6d
 def _simple(bench: Benchmark, layout: str):
     "Refuse what a layout has no place for."
     if not bench.gallery: raise CirkitError(f"{bench.name} {bench.split}: the gallery's list is absent; get it first: {layout} needs it")
@@ -111,6 +112,7 @@ def _below(bench: Benchmark) -> Callable:
     cut = len('images/') if all(image.startswith('images/') for image in image_paths(bench)) else 0
     return lambda image: image[cut:]
 
+# %% ../../nbs/report/15b_export.ipynb #ccb7f952d
 def _edir_part(bench: Benchmark, out: Path, images: bool):
     _simple(bench, "EDIR's layout")
     name = _below(bench)
@@ -133,7 +135,7 @@ def _each_part(write: Callable) -> Callable:
                 if note: yield f'{part}: {note}' if part else note
     return every
 
-# %% ../../nbs/report/15b_export.ipynb #ccb7f952d
+# %% ../../nbs/report/15b_export.ipynb #c115f3eba
 OWN = 99                      # M-BEIR's data sets have lower numbers
 MBEIR_MOST = (500_000, 10_000_000)  # queries and candidates whose numbers its retriever can tell apart
 
@@ -141,7 +143,8 @@ def _content(value) -> str: return to_json(value, 'src_content').decode().rstrip
 
 def _mbeir_own(bench: Benchmark, out: Path, images: bool):
     _simple(bench, "M-BEIR's task 7")
-    if len(bench.queries) >= MBEIR_MOST[0] or len(bench.gallery) >= MBEIR_MOST[1]: raise CirkitError(f"{bench.name}: too large for M-BEIR's ids; split it")
+    if len(bench.queries) >= MBEIR_MOST[0] or len(bench.gallery) >= MBEIR_MOST[1]:
+        raise CirkitError(f"{bench.name}: too large for M-BEIR's ids; split it")
     name, below = slug(bench.name), _below(bench)
     path = lambda image: f'mbeir_images/{name}_images/{below(image)}'
     dids, src = {c.id: f'{OWN}:{n}' for n, c in enumerate(bench.gallery, 1)}, lambda id: _content({'id': id})
@@ -156,6 +159,7 @@ def _mbeir_own(bench: Benchmark, out: Path, images: bool):
     yield _references_stay(bench)
     if images: yield _copy_images(bench, out, path)
 
+# %% ../../nbs/report/15b_export.ipynb #cc9805c50
 def _mbeir(source: Source, out: Path, images: bool):
     "One benchmark in the layout of M-BEIR."
     bench = next(iter(source.parts.values()))
@@ -165,7 +169,7 @@ def _mbeir(source: Source, out: Path, images: bool):
     if bench.name not in ('circo', 'lasco'): yield from _mbeir_own(bench, out, images)
     else: mbeir_write.write(bench, out, relative=True)
 
-# %% ../../nbs/report/15b_export.ipynb #c115f3eba
+# %% ../../nbs/report/15b_export.ipynb #c81c76c5b
 def _croissant_part(bench: Benchmark, out: Path, images: bool):
     if images: yield _copy_images(bench, out)
     truth = bench.folder/'truth.jsonl' if bench.folder else None
@@ -181,7 +185,7 @@ def _checked(folder: Path) -> str:
 
 WRITERS = {'trec': _trec, 'mbeir': _mbeir, 'edir': _each_part(_edir_part), 'croissant': _each_part(_croissant_part)}
 
-# %% ../../nbs/report/15b_export.ipynb #c2423bf6e
+# %% ../../nbs/report/15b_export.ipynb #c2332b444
 MARK, FORMAT = 'export.json', 'cirkit-export/1'
 
 def _files(folder: Path) -> list[str]:
@@ -200,11 +204,12 @@ def _foreign(out: Path) -> str:
 def _check_target(out: Path, source: Source):
     "Refuse a target that holds anything of value."
     if out.is_symlink() or out.exists() and not out.is_dir(): raise CirkitError(f"{out}: is not a folder; give another --out")
-    if source.folder and source.folder.resolve().is_relative_to(out.resolve()): raise CirkitError(f"{out}: holds the source itself; give another --out")
+    if source.folder and source.folder.resolve().is_relative_to(out.resolve()):
+        raise CirkitError(f"{out}: holds the source itself; give another --out")
     odd = _foreign(out) if out.is_dir() else ''
     if odd: raise CirkitError(f"{out}: holds {odd}, which no export wrote; give an empty or new folder")
 
-# %% ../../nbs/report/15b_export.ipynb #c81c76c5b
+# %% ../../nbs/report/15b_export.ipynb #c8bbacde6
 def _publish(out: Path, build: Callable):
     "Have `build` fill a folder beside `out`, then put it in the place of `out`."
     temp, old = (out.with_name(f'.{out.name}.{end}') for end in ('partial', 'old'))
@@ -222,7 +227,7 @@ def _publish(out: Path, build: Callable):
     except OSError as e: raise CirkitError(f"{out}: cannot be written ({e}); check the folder and the space left") from e
     finally: shutil.rmtree(temp, ignore_errors=True)
 
-# %% ../../nbs/report/15b_export.ipynb #c2332b444
+# %% ../../nbs/report/15b_export.ipynb #cad1b3cc6
 @dataclass(frozen=True)
 class Exported:
     "What an export wrote."
@@ -239,6 +244,7 @@ def _fill(source: Source, format: str, images: bool, temp: Path) -> list[str]:
     write_json(temp/MARK, {'format': FORMAT, 'kind': format, 'parts': parts, 'notes': notes, 'files': {n: file_digest(temp/n) for n in _files(temp)}})
     return notes
 
+# %% ../../nbs/report/15b_export.ipynb #cae195c7f
 def export(source,                 # benchmark folder, RUN, or a public benchmark's name
            format: str,            # a name of WRITERS
            out,                    # the folder to make; an earlier export is replaced

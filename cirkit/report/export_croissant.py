@@ -63,11 +63,16 @@ def _field(table: str, column: str, kind: str='sc:Text', **more) -> dict:
     return {'@type': 'cr:Field', '@id': f'{table}/{column}', 'name': column, 'dataType': kind,
             'source': {'fileObject': {'@id': f'{table}.jsonl'}, 'extract': {'column': column}}, **more}
 
-def _nested(table: str, column: str, name: str, target: str, description: str, **more) -> dict:
-    "A column whose values are keys of another record set."
-    inner = _field(table, column) | {'@id': f'{table}/{column}/{name}', 'name': name, **({'references': {'field': {'@id': target}}} if target else {}), **more}
+def _nested(table: str, column: str, name: str, target: str, description: str,
+            several: bool=False,  # a row may hold a list of keys
+            each: bool=False,     # every row holds a list, and its members are objects
+           ) -> dict:
+    "A column whose values are keys of another record set; `target` is '' where there is none."
+    inner = _field(table, column) | {'@id': f'{table}/{column}/{name}', 'name': name}
+    if target: inner['references'] = {'field': {'@id': target}}
+    if several or each: inner['isArray'] = True
     outer = {'@type': 'cr:Field', '@id': f'{table}/{column}', 'name': column, 'description': description, 'subField': [inner]}
-    return outer | ({'isArray': True} if more and column != 'image' else {})
+    return outer | ({'isArray': True} if each else {})
 
 def _record_set(name: str, description: str, fields: list, key: str='') -> dict:
     one = {'@type': 'cr:RecordSet', '@id': name, 'name': name, 'description': description, 'field': fields}
@@ -109,23 +114,24 @@ def _table(name: str, rows: list[dict], description: str, image: dict) -> dict:
     for column in ('id', 'text'): _required(f'{name}.jsonl, {column}', values.get(column, ['a']))
     return _record_set(name, description, [fields[0], image, *fields[1:]], 'id')
 
+# %% ../../nbs/report/15a_export_croissant.ipynb #c737b3252
 def _record_sets(bench: Benchmark, images: bool) -> list[dict]:
     "All record sets; `images`: there are image files to refer to."
     file = lambda what: {'fileSet': {'@id': 'image-files'}, 'extract': {'fileProperty': what}}
     pixels = [{'@type': 'cr:Field', '@id': 'images/path', 'name': 'path', 'dataType': 'sc:Text', 'source': file('fullpath')},
               {'@type': 'cr:Field', '@id': 'images/content', 'name': 'content', 'dataType': 'sc:ImageObject', 'source': file('content')}]
     path = 'images/path' if images else ''
-    several = {'isArray': True} if any(len(q.images) != 1 for q in bench.queries) else {}
+    several = any(len(q.images) != 1 for q in bench.queries)
     look = lambda table, what, **more: _nested(table, 'image', 'path', path, what, **more)
     labels = [_nested('instances', 'qid', 'id', 'queries/id', "The query."),
-              *(_nested('instances', side, 'id', 'corpus/id', what, isArray=True)
+              *(_nested('instances', side, 'id', 'corpus/id', what, each=True)
                 for side, what in (('pos', "Right answers."), ('neg', "Hard negatives: close, and wrong.")))]
     return [*([_record_set('images', "Image files and their pixels.", pixels, 'path')] if images else []),
-            _table('queries', [q.row() for q in bench.queries], FILES['queries.jsonl'], look('queries', "The reference image.", **several)),
+            _table('queries', [q.row() for q in bench.queries], FILES['queries.jsonl'], look('queries', "The reference image.", several=several)),
             _table('corpus', [c.row() for c in bench.gallery], FILES['corpus.jsonl'], look('corpus', "The candidate's image.")),
             _record_set('instances', FILES['instances.jsonl'], labels, 'qid/id')]
 
-# %% ../../nbs/report/15a_export_croissant.ipynb #c1e624855
+# %% ../../nbs/report/15a_export_croissant.ipynb #c26f25fdd
 ABOUT = ('creators', 'citation', 'url', 'date', 'licence', 'description')
 UNLICENSED = "none stated; ask the authors"
 _SPDX = {'cc by-sa 4.0': 'CC-BY-SA-4.0', 'cc by 4.0': 'CC-BY-4.0', 'cc by-nc 4.0': 'CC-BY-NC-4.0', 'cc0 1.0': 'CC0-1.0', 'mit': 'MIT',
@@ -150,7 +156,7 @@ def _date(text: str, bench: Benchmark) -> str:
     try: return datetime.date.fromisoformat(text).isoformat()
     except ValueError: raise CirkitError(f"date {short(text)} is no day; write YYYY-MM-DD") from None
 
-# %% ../../nbs/report/15a_export_croissant.ipynb #cde9d41b8
+# %% ../../nbs/report/15a_export_croissant.ipynb #c147c7144
 def _about(bench: Benchmark, given: dict) -> dict:
     "What is said about a benchmark: by the caller, else by its meta."
     for name in given:
@@ -171,7 +177,7 @@ def _citation(bench: Benchmark, about: dict) -> str:
     return (f"@misc{{{key}, {author}title = {{{plain(bench.name)}, version {plain(bench.version)} ({plain(bench.split)})}}, "
             f"year = {{{about['date'][:4]}}}, note = {{Fingerprint {bench.fingerprint[:16]}}}}}")
 
-# %% ../../nbs/report/15a_export_croissant.ipynb #c0d232523
+# %% ../../nbs/report/15a_export_croissant.ipynb #c4d3f39db
 _WORLD = {'dataCollection': "Synthetic. Images are drawn by cirkit from scene descriptions, out of OpenMoji drawings; texts are written from "
                             "templates. Nothing was photographed, crawled or collected from people.",
           'dataAnnotationProtocol': "No person labelled anything. A right answer was drawn with the requested edits; a hard negative is an "
@@ -192,7 +198,7 @@ def _origin(bench: Benchmark) -> dict:
             'machineAnnotationTools': [tool], 'dataUseCases': ["Testing: composed image retrieval."]}
     return {f'rai:{key}': value for key, value in said.items()}
 
-# %% ../../nbs/report/15a_export_croissant.ipynb #c1f9d316f
+# %% ../../nbs/report/15a_export_croissant.ipynb #c363d63ca
 def describe(folder,          # a benchmark folder
              **about,         # names of ABOUT: creators (list of names), citation (BibTeX), url, date (YYYY-MM-DD), licence, description
             ) -> dict:        # JSON-LD
@@ -204,14 +210,14 @@ def describe(folder,          # a benchmark folder
                                     f"text, over a gallery of {len(bench.gallery):,} images.")
     head = {'@context': CONTEXT, '@type': 'sc:Dataset', 'conformsTo': VERSIONS, 'name': bench.name, 'description': text,
             'version': _version(bench.version), 'license': about['licence'], 'datePublished': about['date'], 'url': about['url'],
-            'creator': [{'@type': 'sc:Organization', 'name': name} for name in about['creators']], 'inLanguage': 'en',
+            'creator': [{'@type': 'sc:Organization', 'name': name} for name in about['creators']], 'inLanguage': 'en' if 'backend' in bench.meta else '',
             'citeAs': about['citation'] or _citation(bench, about), 'keywords': ['composed image retrieval', bench.split],
             'identifier': f'cirkit:{bench.fingerprint}', 'isLiveDataset': False, **_origin(bench)}
     files = [_file(bench.folder, name) for name in FILES if (bench.folder/name).is_file()]
     return {k: v for k, v in head.items() if v != '' and v != []} | {
         'distribution': files + _image_files(images), 'recordSet': _record_sets(bench, bool(images))}
 
-# %% ../../nbs/report/15a_export_croissant.ipynb #c534ad58a
+# %% ../../nbs/report/15a_export_croissant.ipynb #c272479e9
 def _text(value):
     "What the reader returns, with bytes as text."
     if isinstance(value, bytes): return value.decode('utf-8')
@@ -232,7 +238,7 @@ class _Lines(logging.Handler):
     def __init__(self): super().__init__(logging.WARNING); self.lines = []
     def emit(self, record): self.lines.append(one_line(record.getMessage()))
 
-# %% ../../nbs/report/15a_export_croissant.ipynb #c272479e9
+# %% ../../nbs/report/15a_export_croissant.ipynb #c8788124f
 @contextlib.contextmanager
 def _logged():
     "Collects the warnings that mlcroissant logs, and keeps them off the screen."
@@ -252,7 +258,7 @@ def _differences(dataset, folder: Path):
                 yield f'{name} row {n}: is read as {short(a)}, not {short(b)}'
                 break
 
-# %% ../../nbs/report/15a_export_croissant.ipynb #c8788124f
+# %% ../../nbs/report/15a_export_croissant.ipynb #cb58a3980
 def faults(path,           # croissant.json, beside the files that it describes
           ) -> list[str]:  # errors and warnings of the official checker, and records that it reads differently
     "Check a description with mlcroissant, which must be installed."
@@ -267,6 +273,7 @@ def faults(path,           # croissant.json, beside the files that it describes
         except Exception as e: return [one_line(f'{type(e).__name__}: {e.__cause__ or e}')]  # the reader's own faults have no common type
     return found + [line for line in dict.fromkeys(lines) if not any(one_line(issue) in line for issue in issues)]
 
+# %% ../../nbs/report/15a_export_croissant.ipynb #c6b85cd3f
 def _ours(path: Path) -> bool:
     said = read_json(path)
     return isinstance(said, dict) and str(said.get('identifier')).startswith('cirkit:')

@@ -64,6 +64,7 @@ def _run_lines(row, tag: str, scores: str):
     for n, (id, value) in enumerate(zip(row.topk_ids, values), 1):
         yield f'{escape(row.qid)} Q0 {escape(id)} {n} {value:.9g} {tag}\n'
 
+# %% ../../nbs/report/15_export_trec.ipynb #cc32ed4ac
 def write_run(path,                      # the file to make
               ranks: pd.DataFrame,       # a RankTable of one model and modality
               scores: str='adjusted',    # or 'rank'
@@ -75,7 +76,7 @@ def write_run(path,                      # the file to make
         for row in ranks.itertuples(): f.writelines(_run_lines(row, tag, scores))
     return Path(path)
 
-# %% ../../nbs/report/15_export_trec.ipynb #cd6b2fff8
+# %% ../../nbs/report/15_export_trec.ipynb #c5ff8eb4b
 def write_qrels(path, bench: Benchmark) -> Path:
     "Write a benchmark's labels."
     if bench.closed: raise CirkitError(f"{bench.name} {bench.split}: the labels are closed, so there are no qrels")
@@ -85,7 +86,7 @@ def write_qrels(path, bench: Benchmark) -> Path:
             f.writelines(f'{escape(q.id)} 0 {escape(id)} {grade}\n' for id, grade in sorted(grades.items(), key=lambda g: -g[1]))
     return Path(path)
 
-# %% ../../nbs/report/15_export_trec.ipynb #ce201204d
+# %% ../../nbs/report/15_export_trec.ipynb #cf2902b36
 MAX_ROW = 1 << 16  # bytes of a line
 
 def _columns(path, n: int):
@@ -111,6 +112,7 @@ def _id(token: str, where: str) -> str:
     try: return unescape(token)
     except UnicodeDecodeError: raise CirkitError(f"{where}: id {short(token)} is no percent-encoded UTF-8; write a percent sign as %25") from None
 
+# %% ../../nbs/report/15_export_trec.ipynb #cef899869
 _LIMIT = {int: 2**53, float: float(np.finfo(np.float32).max)}
 
 def _number(text: str, kind: type, what: str, where: str):
@@ -120,7 +122,7 @@ def _number(text: str, kind: type, what: str, where: str):
     if value is not None and abs(value) <= _LIMIT[kind]: return value  # NaN is not
     raise CirkitError(f"{where}: {what} is {short(text)}, not {'an integer' if kind is int else 'a finite 32-bit float'}; mend the line")
 
-# %% ../../nbs/report/15_export_trec.ipynb #cef899869
+# %% ../../nbs/report/15_export_trec.ipynb #c30276aed
 def _store(table: dict, qid: str, id: str, value, where: str):
     "Keep one line's value; a pair may come once."
     if id in table.setdefault(qid, {}): raise CirkitError(f"{where}: query {qid!r} has candidate {id!r} twice; remove one line")
