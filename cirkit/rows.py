@@ -124,7 +124,7 @@ class Protocol:
     exclude_reference: bool = True        # a query's own reference never counts as a candidate
     caption_policy: str = 'single'        # what is done with several captions of one query
     query_template: str = '{text}'        # the text that is sent
-    metrics: tuple[str, ...] = ('R@1', 'R@3', 'R@5', 'R@10', 'R@50')
+    metrics: tuple[str, ...] = ('hit@1', 'hit@3', 'hit@5', 'hit@10', 'hit@50')
     averaging: str = 'micro'
 
     def __post_init__(self):

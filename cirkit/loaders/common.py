@@ -60,7 +60,7 @@ def modality(text: str) -> str:  # 'image,text' or 'image'
     return 'image,text' if text.strip() else 'image'
 
 # %% ../../nbs/loaders/01_common.ipynb #cf7aece8f
-SUBSET = "pass expected=False to load a subset on purpose"
+SUBSET = "load a subset on purpose with --any-size (expected=False)"
 
 def check_count(path, what: str, ids, expected: int|tuple|None):  # several counts where releases differ; None: not known
     "Refuse a split with a row too many or too few."
@@ -141,4 +141,4 @@ def about(benchmark: str,      # its name in the registry
 def require_labels(bench: Benchmark):
     "Refuse a metric on a split whose labels are withheld."
     if bench.closed: raise CirkitError(f"{bench.name} {bench.split}: the labels are closed, so no metric can be computed here; "
-                                       f"write a file for the server with cirkit.loaders.submission.write_submission")
+                                       f"write a file for its server with 'cirkit submit'")

@@ -84,7 +84,7 @@ def _check(path, rows, task: str):
     for q, listed in rows:
         if len(listed) != COUNTS[task][1]:
             raise CirkitError(f"{path}: query {q.id!r} has {len(listed)} candidates with its target; {task} has {COUNTS[task][1]}: "
-                              "get the file again, or pass expected=False")
+                              "get the file again, or load it on purpose with --any-size (expected=False)")
 
 PATHS = {task: (f'{task}.json', f'genecis/{task}.json') for task in TASKS}  # where a task's file may lie
 

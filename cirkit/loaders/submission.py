@@ -29,7 +29,7 @@ def _length(bench: Benchmark, metric: str) -> int:
 
 def note(bench: Benchmark) -> str:
     "What to do with a submission, in one line."
-    state = "closed" if bench.closed else "public: cirkit.loaders.lists.places gives the ranks"
+    state = "closed" if bench.closed else "public, so 'cirkit score' gives the numbers here"
     return f"the labels of {bench.name} {bench.split} are {state}; {SERVERS.get(bench.name, 'no server is known')}"
 
 # %% ../../nbs/loaders/13_submission.ipynb #c8cb23bb6
@@ -44,10 +44,10 @@ def check(bench: Benchmark,
     for q in bench.queries:
         here = f"{where}: query {q.id!r}"
         clean[q.id] = ids = clean_ids(answers[q.id], bench.name == 'circo', here)
-        if len(ids) != length: raise CirkitError(f"{here}: has {len(ids)} ids; a {metric} file has exactly {length}")
         names = set(map(str, ids))
         if bench.name == 'cirr' and q.extra['reference'] in names:
             raise CirkitError(f"{here}: holds its own reference {q.extra['reference']!r}; take it out and add the next")
+        if len(ids) != length: raise CirkitError(f"{here}: has {len(ids)} ids; a {metric} file has exactly {length}")
         if known and (odd := names - known): raise CirkitError(f"{here}: {min(odd)!r} is not in the gallery of {len(known):,}; rank that gallery")
         if metric == 'recall_subset' and (odd := names - set(q.extra['subset'])):
             raise CirkitError(f"{here}: {min(odd)!r} is no other member of the query's own set")
