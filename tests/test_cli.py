@@ -34,7 +34,7 @@ def is_one_line(error, *parts):
     for part in parts: assert part in error, error
 
 
-@pytest.mark.parametrize("command", ["reproduce", "synth", "embed", "check", "evaluate"])
+@pytest.mark.parametrize("command", ["reproduce", "synth", "embed", "check", "evaluate", "score", "compare", "submit", "export"])
 def test_help_teaches_by_example(command):
     code, shown, _ = call(command, "--help")
     assert code == 0 and "Examples:" in shown and shown.count(f"cirkit {command}") >= 2
@@ -226,7 +226,7 @@ def test_long_and_hostile_ids_stay_on_their_line(toy):
 
 def test_check_lists_what_differs(toy, tmp_path, monkeypatch, capsys):
     from cirkit import paths
-    from cirkit.report import cli as module, items, reproduce
+    from cirkit.report import cli_run as module, items, reproduce
     for side, value in (("committed", "0.50"), ("fresh", "0.70")):
         folder = tmp_path / side / "papers/edir"
         folder.mkdir(parents=True)

@@ -138,7 +138,7 @@ def long_table(scored: Scored, resamples: int=1000, seed: int=0) -> pd.DataFrame
 def printed(table: pd.DataFrame) -> str:
     "The long table for people: per cent with intervals; ranks as they are."
     is_rank = table.metric.str.fullmatch('(.*/)?rank')
-    cells = [f'{v:g} [{lo:g}, {hi:g}]' if rank else percent(v, lo, hi) for rank, v, lo, hi in zip(is_rank, table.value, table.low, table.high)]
+    cells = [f'{v:g} [{lo:g}, {hi:g}]' if rank else percent(v, lo, hi, 2) for rank, v, lo, hi in zip(is_rank, table.value, table.low, table.high)]
     return pd.DataFrame({'metric': table.metric, '% [95 % interval]': cells, 'queries': table.n}).to_string(index=False)
 
 def headline(report: Report) -> str:
