@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .protocol import Embedder, Item, Tower, self_check, view
+from .protocol import ABSENT, Embedder, Item, Tower, present, self_check
 from ..errors import CirkitError
 from ..fingerprint import digest, file_digest
 from ..store import Store, vector_key
@@ -81,13 +81,16 @@ def embed(embedder: Embedder,
           images: Sequence[Path] = (),      # images that other calls will need: a shared tower then does them in one pass
           digests: Digests | None = None,   # pass one object to all calls of a run
           progress: Callable[[int], None] | None = None,
+         shard: int = SHARD,                # rows of a shard
          ) -> tuple[list[str], np.ndarray]: # ids and (n, dim) float32 unit rows, in the order of the items
     "Vectors of items, from the store where they are there."
-    items, digests = [view(i, modality) for i in items], digests or Digests()
+    absent = embedder.absent if side == "query" else ABSENT      # CIRCUS switches off parts of queries only
+    items, digests = [present(i, modality, absent) for i in items], digests or Digests()
     ids = [i.id for i in items]
     twice = next((i for i, n in zip(ids, _seen(ids)) if n), None)
     if twice is not None: raise CirkitError(f"item id {twice!r} occurs twice; ids must be unique")
-    key = vector_key(model=embedder.fingerprint(), items=items_digest(items, digests), side=side, modality=modality)
+    key = vector_key(model=embedder.fingerprint(), items=items_digest(items, digests), side=side, modality=modality,
+                     **({} if embedder.absent == ABSENT else {"absent": embedder.absent}))
     cached = {}
     if embedder.tower is not None and store.manifest(key) is None:
         wanted = [*images, *(p for i in items for p in i.images)]
@@ -95,7 +98,7 @@ def embed(embedder: Embedder,
     meta = {"model": embedder.fingerprint(), "side": side, "modality": modality}
     if store.manifest(key) is None: meta["drift"] = float(f"{self_check(embedder, items, side, 'composed'):.1e}")
     def compute(rows): return embedder.encode(items[rows], side, "composed", **cached)
-    return ids, fill(store, key, ids, compute, meta, progress=progress)
+    return ids, fill(store, key, ids, compute, meta, shard, progress)
 
 def _seen(ids):
     "For each id whether it occurred before."
