@@ -6,11 +6,14 @@
 __all__ = ['END', 'ABSENT', 'MAX_CELLS', 'Lists', 'Scores', 'clean_ids', 'encode', 'places', 'without', 'references', 'cutoffs']
 
 # %% ../../nbs/loaders/11_lists.ipynb #cffdff110
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from reprlib import repr as short
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import CirkitError
 from ..records import Benchmark
@@ -70,11 +73,36 @@ class _Open(dict):
         self[key] = place = len(self)
         return place
 
-def _index(bench: Benchmark, numeric: bool) -> dict:
+def _index(ids: list) -> dict:
     "Id -> place."
-    ids = [int(c.id) if numeric else c.id for c in bench.gallery]
     return {id: n for n, id in enumerate(ids)} if ids else _Open()
 
+def _one_by_one(lists: list, wheres: list[str], index: dict, numeric: bool, gallery_id: str) -> list[np.ndarray]:
+    "Places of each list; the first fault is told."
+    coded = []
+    for values, here in zip(lists, wheres):
+        ids = clean_ids(values, numeric, here)
+        try: coded.append(np.fromiter(map(index.__getitem__, ids), np.int32, len(ids)))
+        except KeyError as e:
+            raise CirkitError(f"{here}: {short(e.args[0])} is not in the gallery of {len(index):,} ({gallery_id}); rank that gallery") from None
+    return coded
+
+def _at_once(lists: list, ids: list, numeric: bool):
+    "Places of all lists as one flat array and the names they are places of; None if anything is unusual."
+    if set(map(type, lists)) - {list}: return None
+    flat = list(itertools.chain.from_iterable(lists))
+    if set(map(type, flat)) - {int if numeric else str}: return None
+    kind = pa.int64() if numeric else pa.string()
+    try: values = pa.array(flat, kind)
+    except (pa.ArrowException, OverflowError, UnicodeError): return None
+    if ids: codes, names = pc.index_in(values, pa.array(ids, kind)), ids
+    else:
+        table = values.dictionary_encode()
+        codes, names = table.indices, table.dictionary.to_pylist()
+    if codes.null_count or numeric and len(names) and min(names) < 0: return None
+    return codes.to_numpy().astype(np.int32), names
+
+# %% ../../nbs/loaders/11_lists.ipynb #c428921dd
 def encode(answers: dict[str, list],   # query id -> ranked ids
            bench: Benchmark,
            where,                      # the file, for errors
@@ -84,33 +112,41 @@ def encode(answers: dict[str, list],   # query id -> ranked ids
            groups: dict|None=None,     # query id -> the only ids that its list may hold
           ) -> Lists:
     "Turn lists of ids into an array of places."
-    index, rows, coded = _index(bench, numeric), [], []
-    for n, q in enumerate(bench.queries):
-        if q.id not in answers: continue
-        here = f"{where}: query {q.id!r}"
-        ids = clean_ids(answers[q.id], numeric, here)
-        try: coded.append(np.fromiter(map(index.__getitem__, ids), np.int32, len(ids)))
-        except KeyError as e:
-            raise CirkitError(f"{here}: {short(e.args[0])} is not in the gallery of {len(index):,} ({bench.gallery_id}); rank that gallery") from None
-        if groups and (odd := set(ids) - set(groups[q.id])):
-            raise CirkitError(f"{here}: {min(odd)!r} is no member of the query's own set of {len(groups[q.id])}")
-        rows.append(n)
-    codes = _stack(coded, where)
-    return Lists(part, kind, tuple(bench.queries[n].id for n in rows), np.array(rows, np.int64), tuple(map(str, index)), codes, len(bench.queries))
+    rows = [n for n, q in enumerate(bench.queries) if q.id in answers]
+    qids = tuple(bench.queries[n].id for n in rows)
+    lists, wheres = [answers[q] for q in qids], [f"{where}: query {q!r}" for q in qids]
+    ids = [int(c.id) if numeric else c.id for c in bench.gallery]
+    found = _at_once(lists, ids, numeric)
+    codes = None if found is None else _stack(*found[:1], list(map(len, lists)), where)
+    if codes is None or _twice(codes):
+        index = _index(ids)
+        coded = _one_by_one(lists, wheres, index, numeric, bench.gallery_id)
+        found = np.concatenate([np.zeros(0, np.int32), *coded]), list(index)
+        codes = _stack(found[0], list(map(len, coded)), where)
+    names = tuple(map(str, found[1]))
+    for here, q, row in zip(wheres, qids, codes) if groups else ():
+        if odd := {names[c] for c in row if c >= 0} - set(groups[q]):
+            raise CirkitError(f"{here}: {min(odd)!r} is no member of the query's own set of {len(groups[q])}")
+    return Lists(part, kind, qids, np.array(rows, np.int64), names, codes, len(bench.queries))
 
-# %% ../../nbs/loaders/11_lists.ipynb #c428921dd
+# %% ../../nbs/loaders/11_lists.ipynb #c81f38cd0
 MAX_CELLS = 1 << 29  # of one array of places: 2 GiB
 
-def _stack(coded: list[np.ndarray], where) -> np.ndarray:  # (q, k) int32
+def _stack(flat: np.ndarray, sizes: list[int], where) -> np.ndarray:  # (q, k) int32
     "Rows of different lengths as one array."
-    width = max(map(len, coded), default=0)
-    if width * len(coded) > MAX_CELLS:
-        raise CirkitError(f"{where}: {len(coded):,} lists of up to {width:,} ids need more than {MAX_CELLS:,} places; cut the lists")
-    codes = np.full((len(coded), width), END, np.int32)
-    for row, some in zip(codes, coded): row[:len(some)] = some
+    width = max(sizes, default=0)
+    if width * len(sizes) > MAX_CELLS:
+        raise CirkitError(f"{where}: {len(sizes):,} lists of up to {width:,} ids need more than {MAX_CELLS:,} places; cut the lists")
+    codes = np.full((len(sizes), width), END, np.int32)
+    codes[np.arange(width) < np.array(sizes, np.int64)[:, None]] = flat
     return codes
 
-# %% ../../nbs/loaders/11_lists.ipynb #c88eeb2ba
+def _twice(codes: np.ndarray) -> bool:
+    "Whether a row holds a place twice."
+    ordered = np.sort(codes, 1)
+    return bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != END)).any())
+
+# %% ../../nbs/loaders/11_lists.ipynb #c02ecf247
 def places(lists: Lists,
            labels: dict[str, tuple],  # query id -> candidate ids
           ) -> tuple[np.ndarray, np.ndarray]:  # (q, r) int32, ABSENT where there is none; (q,) int64 their number
@@ -134,7 +170,7 @@ def references(bench: Benchmark) -> dict[str, tuple]:  # query id -> ids
     "Each query's reference, as a candidate."
     return {q.id: (q.extra['reference'],) for q in bench.queries if 'reference' in q.extra}
 
-# %% ../../nbs/loaders/11_lists.ipynb #cf722146c
+# %% ../../nbs/loaders/11_lists.ipynb #c1d46bbf5
 def cutoffs(ks: Iterable[int]) -> tuple[int, ...]:
     "Cut-offs, each at least 1."
     bad = [k for k in ks if type(k) is not int or k < 1]
