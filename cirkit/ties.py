@@ -71,6 +71,7 @@ def _flat(relevant, q):
 def _places(ids, query, wanted, low, high):
     "The place of each label within columns low..high, counted from 0, or -1."
     found = ids[query, low:high] == wanted[:, None]
+    if not found.size: return np.full(len(query), -1)   # lists may be empty
     place = found.argmax(1)
     return np.where(found[np.arange(len(place)), place], place + low, -1)
 

@@ -3,7 +3,7 @@ import itertools
 import numpy as np, pandas as pd, pytest
 from hypothesis import given, settings, strategies as st
 from cirkit.errors import CirkitError
-from cirkit.metrics import per_query
+from cirkit.metrics import per_query, score_lists
 from cirkit.summary import sources, summary
 from cirkit.ties import hit_at_k
 
@@ -41,6 +41,45 @@ def test_every_order_of_ties(scores, data):
     for ties, fold in [("expected", np.mean), ("optimistic", np.max), ("pessimistic", np.min)]:
         got = per_query(ranks, [f"hit@{k}", f"recall@{k}"], ties).iloc[0]
         np.testing.assert_allclose(got, [fold(found > 0), fold(found) / len(positives)], atol=1e-12)
+
+
+def textbook(order, positives, k):
+    "Every metric of one order, by definition."
+    places = [p for p, i in enumerate(order[:k], 1) if i in positives]
+    sums, ideal = sum(j / p for j, p in enumerate(places, 1)), sum(1 / np.log2(p + 1) for p in range(1, min(k, len(positives)) + 1))
+    first = next(p for p, i in enumerate(order, 1) if i in positives)
+    return {f"mAP@{k}": sums / min(k, len(positives)), f"mAP_all@{k}": sums / len(positives), f"mAP_hits@{k}": sums / max(len(places), 1),
+            f"nDCG@{k}": sum(1 / np.log2(p + 1) for p in places) / ideal, f"MRR@{k}": 1 / places[0] if places else 0, "MRR": 1 / first, "rank": first}
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.data())
+@settings(max_examples=120, deadline=None)
+def test_every_metric_over_every_order_of_ties(scores, data):
+    positives = data.draw(st.lists(st.integers(0, len(scores) - 1), min_size=1, max_size=4, unique=True))
+    k = data.draw(st.integers(1, 8))
+    orders = pd.DataFrame([textbook(order, positives, k) for order in all_orders(scores)])
+    ranks = table([counts(scores, positives)])
+    got = {ties: per_query(ranks, list(orders), ties).iloc[0] for ties in ("expected", "optimistic", "pessimistic")}
+    pd.testing.assert_series_equal(got["expected"], orders.mean(), check_names=False, atol=1e-12)
+    plain = [m for m in orders if not m.startswith(("mAP_hits", "rank"))]
+    pd.testing.assert_series_equal(got["optimistic"][plain], orders[plain].max().astype(float), check_names=False, atol=1e-12)
+    pd.testing.assert_series_equal(got["pessimistic"][plain], orders[plain].min().astype(float), check_names=False, atol=1e-12)
+    assert (got["optimistic"]["rank"], got["pessimistic"]["rank"]) == (orders["rank"].min(), orders["rank"].max())
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_lists_and_rank_tables_agree(data):
+    width, depth = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 9))
+    orders = [data.draw(st.permutations(range(width))) for _ in range(3)]
+    right = [data.draw(st.lists(st.integers(0, width - 1), min_size=1, unique=True)) for _ in orders]
+    names = [f"{m}@{k}" for m in ("hit", "recall", "mAP", "mAP_all", "mAP_hits", "nDCG", "MRR") for k in (1, 2, 5) if k <= max(depth, 1)] if depth else []
+    names = [n for n in names if int(n.split("@")[1]) <= depth] + ["MRR"] * (depth >= width)
+    if not names: return
+    above = [sorted(order.index(i) for i in some) for order, some in zip(orders, right)]
+    ranks = table([(a, [0] * len(a), [*range(len(a))]) for a in above])
+    got = score_lists(np.array(orders)[:, :depth], right, names)
+    pd.testing.assert_frame_equal(got, per_query(ranks, names).reset_index(drop=True), atol=1e-12)
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 120))

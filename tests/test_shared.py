@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import reference_metrics as ref
+from click.testing import CliRunner
 
 from cirkit.errors import CirkitError
 from cirkit.fingerprint import file_digest
@@ -18,7 +19,10 @@ from cirkit.loaders import circo, cirr, fashioniq, genecis
 from cirkit.loaders.lists import references, without
 from cirkit.loaders.predictions import read_predictions
 from cirkit.loaders.registry import load_parts
+from cirkit.loaders.scoring import means
 from cirkit.loaders.submission import check_file
+from cirkit.report.cli import cli
+from cirkit.report.score import score_files
 
 pytestmark = pytest.mark.shared
 
@@ -184,6 +188,59 @@ def test_genecis_oracle(data):
             close({k: 100 * found[f'{task}/recall{k[1:]}'] for k in m}, m)
         m = expected['average_over_the_tasks_present_percent']
         close({k: 100 * found[f'recall{k[1:]}'] for k in m}, m)
+
+
+# ---- cirkit's own numbers: fast metrics, named variants, the command
+
+def scored(data, bench, path, variant='', **options): return means(score_files(bench, [path], data / bench, variant=variant, **options).scored)
+
+
+def test_circo_scores(data):
+    for path, expected in oracle(data, 'circo'):
+        found, m = scored(data, 'circo', path), expected['metrics_fraction']
+        for key, name in (('mAP', 'mAP@'), ('recall_single_target', 'recall@'), ('semantic_mAP@10', 'mAP@10/')):
+            close({k: found[name + k] for k in m[key]}, m[key])
+        for variant, divisor in (('divisor-all', 'all'), ('divisor-hits', 'hits')):
+            bench = load_parts('circo', data / 'circo')
+            lists, = read_predictions(path, bench)
+            slow = ref.circo(ranked(lists), bench[''].pos, extra(bench[''], 'target'), extra(bench[''], 'aspects'), divisor=divisor)
+            close(scored(data, 'circo', path, variant), {k.replace('mAP', f'mAP_{divisor}'): v for k, v in slow.items()})
+
+
+def test_cirr_scores(data):
+    rename = lambda k: k.replace('cirr_recall_at', 'recall@').replace('cirr_group_recall_at', 'recall_subset@').replace('recall_at', 'recall@')
+    for path, expected in oracle(data, 'cirr'):
+        found, kept, soft = (scored(data, 'cirr', path, v) for v in ('official', 'reference-kept', 'soft-labels'))
+        close(found, {rename(k): v / 100 for k, v in expected['metrics_percent'].items()} | {'mean_r5_rs1': expected['average_of_recall_at5_and_group_recall_at1'] / 100})
+        close(kept, {rename(k): v / 100 for k, v in expected['variant_reference_left_in_percent'].items()})
+        for key, value in expected['variant_cirplant_soft_labels_fraction'].items():
+            if '_top100_' in key: continue  # files hold 51 names
+            close(soft[f'soft_recall{"_subset" if "inset" in key else ""}@{key.split("_top")[1].split("_")[0]}'], value)
+
+
+def test_fashioniq_scores(data):
+    for path, expected in oracle(data, 'fashioniq'):
+        official, removed, pooled = (scored(data, 'fashioniq', path, v, partial=True) for v in ('', 'reference-removed', 'mean-over-queries'))
+        for c, m in expected['per_category_percent'].items(): close({k: official[f'{c}/recall{k[1:]}'] for k in m}, {k: v / 100 for k, v in m.items()})
+        for c, m in expected['variant_reference_removed_percent'].items(): close({k: removed[f'{c}/recall{k[1:]}'] for k in m}, {k: v / 100 for k, v in m.items()})
+        for found, key in ((official, 'average_of_categories_percent'), (pooled, 'variant_mean_over_queries_percent')):
+            close({k: found[f'recall{k[1:]}'] for k in expected[key]}, {k: v / 100 for k, v in expected[key].items()})
+        close(official['mean_r10_r50'], expected['overall_mean_percent'] / 100)
+
+
+def test_genecis_scores(data):
+    for path, expected in oracle(data, 'genecis'):
+        found = scored(data, 'genecis', path)
+        for task, m in expected['per_task_percent'].items(): close({k: found[f'{task}/recall{k[1:]}'] for k in m}, {k: v / 100 for k, v in m.items()})
+        m = expected['average_over_the_tasks_present_percent']
+        close({k: found[f'recall{k[1:]}'] for k in m}, {k: v / 100 for k, v in m.items()})
+
+
+def test_the_command_prints_one_flat_object(data):
+    for bench in ('circo', 'cirr', 'fashioniq', 'genecis'):
+        path = data / 'oracle' / bench / 'case1.pred.json.gz'
+        result = CliRunner().invoke(cli, ['score', bench, '--data', str(data / bench), '--predictions', str(path), '--json'])
+        assert result.exit_code == 0 and json.loads(result.stdout) == scored(data, bench, path)
 
 
 # ---- the servers' own examples, and closed splits

@@ -18,7 +18,7 @@ from .lists import Lists, Scores, places, references, without
 from ..metrics import METRICS, parse_metric, per_query, score_lists
 from ..records import Benchmark
 from ..stats import cluster_index, mean_interval, percentile, resampled_means, resampled_medians
-from ..ties import hit_at_k
+from ..ties import TIES, hit_at_k
 
 # %% ../../nbs/loaders/14_scoring.ipynb #c7858f370
 WORDS = {'circo': {'recall': 'target'}, 'cirr': {'recall_subset': 'choice'}, 'genecis': {'recall': 'choice'}}
@@ -150,6 +150,7 @@ def score_parts(parts: dict[str, Benchmark],  # what `registry.load_parts` gave
                 ties: str='expected',         # or 'optimistic', 'pessimistic'
                ) -> Scored:
     "Score what was found for each part."
+    if ties not in TIES: raise unknown('tie rule', ties, TIES)
     first, rows = parts[next(iter(found))], []
     for bench in parts.values(): require_labels(bench)
     asked = tuple(first.protocol.metrics if metrics is None else metrics)
