@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cirkit.embed.engine import Digests
 from cirkit.embed.protocol import MODALITIES
-from cirkit.embed.zoo import MODELS, load_all
+from cirkit.embed.zoo import LOADERS, load_all
 from cirkit.records import Benchmark
 from cirkit.report.evaluate import items, vectors
 from cirkit.store import Store
@@ -21,7 +21,7 @@ from cirkit.store import Store
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benchmark", type=Path)
-    parser.add_argument("--models", default=",".join(m for m in MODELS if m.startswith("world-")))
+    parser.add_argument("--models", default=",".join(m for m in LOADERS if m.startswith("world-")))
     parser.add_argument("--zoo", type=Path, default=None, help="folder of model folders; default: the shipped ones")
     parser.add_argument("--plain", type=int, default=200, help="gallery images for the plain loop")
     args = parser.parse_args()

@@ -19,7 +19,8 @@ from cirkit.embed.engine import Digests, embed, fill
 from cirkit.embed.inversion import mapper, save_inversion
 from cirkit.embed.lasttoken import IMAGE, LastToken, last_token, load_qwen, qwen_config, rope_positions, save_qwen
 from cirkit.embed.protocol import MODALITIES, Item, from_callable, self_check, view
-from cirkit.embed.zoo import MODELS as ENTRIES, load, load_all, write_record
+from cirkit.embed.catalogue import MODELS as ENTRIES, write_record
+from cirkit.embed.zoo import load, load_all
 from cirkit.errors import CirkitError
 from cirkit.io import write_image
 from cirkit.store import Store

@@ -202,8 +202,6 @@ def test_a_failed_stage_blocks_only_what_needs_it(tmp_path, monkeypatch):
 
 
 def test_a_model_rests_on_its_own_weights_and_its_tower(tmp_path, monkeypatch):
-    from cirkit.embed.zoo import MODELS
-    assert steps.TOWERS == {m: e.base for m, e in MODELS.items() if e.base}
     for name in ("world-clip", "world-searle", "world-qwen2vl-s"):
         (tmp_path / "zoo" / name).mkdir(parents=True)
         (tmp_path / "zoo" / name / "model.safetensors").write_text(name)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FAMILIES', 'FILES', 'MODELS', 'SETTINGS', 'WEIGHTS', 'Feed', 'Source', 'Entry', 'read_models', 'resolve', 'zoo_dir',
-           'weights_hash', 'write_record', 'local_folder', 'status', 'with_bases', 'load', 'adapter']
+           'weights_hash', 'write_record', 'local_folder', 'status', 'entries', 'load', 'adapter', 'check']
 
 # %% ../../nbs/embed/09_catalogue.ipynb #ca176a3c1
 import inspect
@@ -183,10 +183,10 @@ def status(entry: Entry) -> str:
     if local_folder(entry) is None: return "needs weights"
     return "shipped" if entry.shipped else "here"
 
-def with_bases(models) -> list[str]:  # ids, each once
-    "Models and those that they stand on."
-    both = [n for m in models for n in (m, MODELS[m].base if m in MODELS else "") if n]
-    return list(dict.fromkeys(both))
+def entries(models) -> list[Entry]:  # each once; names that are not in the catalogue are left out
+    "The entries of some ids and those that they stand on."
+    found = [MODELS[name] for name in (m.partition("@")[0] for m in models) if name in MODELS]
+    return list({e.id: e for f in found for e in (f, *([MODELS[f.base]] if f.base else []))}.values())
 
 # %% ../../nbs/embed/09_catalogue.ipynb #cd1605d83
 def load(model: str | Entry,               # an id, id@revision, or an entry
@@ -202,7 +202,7 @@ def load(model: str | Entry,               # an id, id@revision, or an entry
     if loaded is not None and entry.id in loaded: return loaded[entry.id]
     entry = replace(entry, revision=revision or entry.revision)
     folder = folder or (None if entry.shipped else local_folder(entry))
-    _check(entry, folder)
+    check(entry, folder)
     given = dict(folder=folder, revision=entry.revision or None, device=device, dtype=dtype, loaded=loaded, **options)
     made = _call(adapter(entry), entry, {k: v for k, v in given.items() if v is not None})
     if loaded is not None: loaded[entry.id] = made
@@ -214,12 +214,14 @@ def adapter(entry: Entry) -> Callable:
     module, _, name = entry.adapter.partition(":")
     return getattr(import_module(module), name)
 
-def _check(entry, folder):
+def check(entry: Entry, folder: Path | None = None):
     "Refuse what cannot be loaded, before anything is imported."
     needs = f"model {entry.id!r}"
+    missing = [p for p in entry.packages if find_spec(p) is None]
+    if missing: raise CirkitError(f"{needs} needs the packages {' and '.join(missing)}; install them (pip install 'cirkit[{entry.id}]')")
     if entry.transformers and version("transformers") not in SpecifierSet(entry.transformers):
         raise CirkitError(f"{needs} needs transformers {entry.transformers}, {version('transformers')} is installed; pip install 'transformers{entry.transformers}'")
-    if entry.shipped or folder: return
+    if entry.shipped or folder or local_folder(entry): return
     if entry.key:
         if not os.environ.get(entry.key): raise CirkitError(f"{needs} needs a key; put it into the environment variable {entry.key}")
     elif not entry.hub: raise CirkitError(f"{needs}: its weights are not on the hub ({entry.weights}); give the folder with them")

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from transformers import CLIPModel, Qwen2VLModel
 
+from ..embed.catalogue import write_record
 from ..embed.composer import Composer, save_composer
 from ..embed.dual import clip_config, load_dual, save_dual, unit
 from ..embed.inversion import mapper, save_inversion
 from ..embed.lasttoken import load_qwen, qwen_config, save_qwen, share_tower, tower_from_clip
 from ..embed.lite0 import LiteTower, ridge, save_lite0
-from ..embed.zoo import write_record
 from ..errors import unknown
 from ..fingerprint import environment, item_seed
 from .albums import SPACE, album, long_caption
