@@ -87,22 +87,24 @@ class Budget:
                  cap: float = math.inf,   # units
                  unit: str = "tokens"):
         if not cap >= 0: raise CirkitError(f"spend cap must be 0 or more, not {cap!r}; leave it out for no limit")
-        self.cap, self.unit, self.spent, self.held, self.free = cap, unit, 0, 0, threading.Condition()
+        self.cap, self.unit, self.spent, self.held, self.worst, self.free = cap, unit, 0, 0, 1., threading.Condition()
 
     @contextmanager
     def reserve(self, units: int):  # yields the bill; set its `units` to what was charged
         "Set `units` aside, or stop."
         with self.free:
-            self.free.wait_for(lambda: self.spent + self.held + units <= self.cap or not self.held)
-            if self.spent + units > self.cap:
+            def need(): return math.ceil(units*self.worst)
+            self.free.wait_for(lambda: self.spent + self.held + need() <= self.cap or not self.held)
+            held = need()
+            if self.spent + held > self.cap:
                 raise CirkitError(f"spend cap: {self.spent:,} of {self.cap:,} {self.unit} are spent and the next request "
-                                  f"may need {units:,}; raise the cap to go on")
-            self.held += units
-        bill = SimpleNamespace(units=units)
+                                  f"may need {held:,}; raise the cap to go on")
+            self.held += held
+        bill = SimpleNamespace(units=held)
         try: yield bill
         finally:
             with self.free:
-                self.held, self.spent = self.held - units, self.spent + bill.units
+                self.held, self.spent, self.worst = self.held - held, self.spent + bill.units, max(self.worst, bill.units/max(units, 1))
                 self.free.notify_all()
 
 # %% ../../nbs/embed/16_http.ipynb #cfb426276
