@@ -55,6 +55,9 @@ def test_unknown_group_item_and_model(elsewhere):
         code, _, error = call("reproduce", *args, *work)
         assert code == 2
         is_one_line(error, *parts)
+    code, _, error = call("embed", "--models", "world-clp", "--profile", "smoke", "--work", elsewhere / "run")
+    assert code == 2
+    is_one_line(error, "world-clp", "did you mean world-clip")
     assert list(elsewhere.iterdir()) == []
 
 
