@@ -545,7 +545,7 @@ def test_after_a_failure_nothing_new_is_sent(stub):
     client = Client(stub.base, "GEMINI_API_KEY", workers=2, clock=clock, sleep=clock.sleep)
     stub.delay, stub.script[:] = .02, [replies(401)]
     with pytest.raises(HttpError, match="status 401"): client.each(lambda n: client.post("/x", {"requests": []}), range(50))
-    assert len(stub.seen) <= 10
+    assert len(stub.seen) <= 3      # the one that failed, the one beside it, and perhaps one that was past the check
     assert client.each(lambda n: client.post("/x", {"requests": []})["embeddings"], range(3)) == [[], [], []]    # usable again
 
 

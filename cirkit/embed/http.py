@@ -307,13 +307,21 @@ def _each(self,
           jobs: Sequence,
          ) -> list:          # results, in the order of the jobs
     "Work on many jobs, `workers` at a time."
-    with ThreadPoolExecutor(self.workers) as pool:
-        futures = [pool.submit(fn, j) for j in jobs]
-        try:
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            return [f.result() for f in futures if f in done]
-        except BaseException:
+    failures = []
+    def guarded(job):
+        try: return fn(job)
+        except BaseException as e:
+            failures.append(e)
             self._stop.set()
+            raise
+    with ThreadPoolExecutor(self.workers) as pool:
+        futures = [pool.submit(guarded, j) for j in jobs]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+            if failures: raise failures[0]
+            return [f.result() for f in futures]
+        except BaseException:
+            self._stop.set()       # an interrupt comes from outside
             raise
         finally:
             pool.shutdown(cancel_futures=True)
