@@ -29,7 +29,7 @@ from ..paths import data_dir
 @dataclass(frozen=True, kw_only=True)
 class Feed:
     "How items are fed to a model and what of its output is the vector."
-    query_instruction: str = ""         # what the model is told beside a query
+    query_instruction: str = ""         # what the model is told beside a query; "": the template's own, if it has one
     target_instruction: str = ""
     template: str = ""                  # name of the wording around text and image
     processor: str = ""                 # hub id of tokenizer and image processor, if another model's
@@ -139,8 +139,9 @@ def resolve(model: str,         # an id, or id@revision
     if not isinstance(name, str) or name not in MODELS: raise _unknown(name)
     if at and not re.fullmatch(r"[\w./-]{1,100}", revision): raise CirkitError(f"model {model!r}: {revision!r} is no revision; write id@commit")
     if setting and setting not in SETTINGS: raise unknown("setting", setting, SETTINGS)
-    entry = MODELS[name]
-    return replace(entry, **entry.on.get(setting, {}), **({"revision": revision} if at else {}))
+    entry, parts, changed = MODELS[name], setting.split("-"), {"revision": revision} if at else {}
+    for n in range(len(parts)): changed |= entry.on.get("-".join(parts[:n + 1]), {})
+    return replace(entry, **changed)
 
 def _unknown(name):
     "The error for a name; hub ids and the papers' names are explained."
