@@ -127,10 +127,14 @@ def percentile(means,               # (resamples, m) resampled statistics
     "Percentile interval of each column, without its undefined resamples."
     tail = _tail(level)
     undefined = np.isnan(means).all(0) | (np.asarray(clusters) < 2)
-    low, high = np.nanquantile(np.where(undefined, 0, means), [tail, 1 - tail], axis=0)
+    told, shares = np.where(undefined, 0, means), [tail, 1 - tail]
+    with np.errstate(invalid="ignore"): ends = np.nanquantile(told, shares, axis=0)
+    if np.isnan(ends).any():  # next to infinity nothing can be interpolated
+        ends = np.where(np.isnan(ends), np.nanquantile(told, shares, axis=0, method="higher"), ends)
+    low, high = ends
     return np.where(undefined, np.nan, low), np.where(undefined, np.nan, high)
 
-# %% ../nbs/core/11_stats.ipynb #c8558310f
+# %% ../nbs/core/11_stats.ipynb #c78d82ea9
 def mean_interval(means,    # (resamples, m) from `resampled_means`
                   values,   # (n, m) scores in [0, 1]
                   index,    # (n,) cluster of each row
@@ -147,7 +151,7 @@ def mean_interval(means,    # (resamples, m) from `resampled_means`
         low[same], high[same] = clopper_pearson(end * worth, worth, level)
     return low, high
 
-# %% ../nbs/core/11_stats.ipynb #c1ba0008f
+# %% ../nbs/core/11_stats.ipynb #cb0404bbe
 def bootstrap(values,          # (n,) or (n, m) per-query scores in [0, 1]
               groups=None,     # (n,) source of each query; None: every query stands alone
               n: int = 2000,   # resamples
@@ -164,7 +168,7 @@ def _shaped(ends, values):
     "Arrays for columns, floats for a single one."
     return ends if np.ndim(values) == 2 else tuple(float(x[0]) for x in ends)
 
-# %% ../nbs/core/11_stats.ipynb #c4794da71
+# %% ../nbs/core/11_stats.ipynb #cc0e163d6
 def paired_bootstrap(a,               # (n,) or (n, m) scores of one system
                      b,               # the same shape: scores of the other on the same queries
                      groups=None,     # (n,) source of each query
@@ -178,7 +182,7 @@ def paired_bootstrap(a,               # (n,) or (n, m) scores of one system
     means = resampled_means(a - b, groups, n, seed)
     return _shaped(percentile(means, cluster_index(groups, len(a))[1], level), a)
 
-# %% ../nbs/core/11_stats.ipynb #cf58df192
+# %% ../nbs/core/11_stats.ipynb #cac275d05
 def difference_bootstrap(a,               # (n,) scores of one group of queries
                          b,               # (k,) scores of another
                          groups_a=None,   # (n,) sources of the first group; None: every query stands alone
@@ -200,7 +204,7 @@ def difference_bootstrap(a,               # (n,) scores of one group of queries
     low, high = percentile(means[:, :1] - means[:, 1:], clusters, level)
     return float(low[0]), float(high[0])
 
-# %% ../nbs/core/11_stats.ipynb #cc2cd58b7
+# %% ../nbs/core/11_stats.ipynb #cc92d532a
 def effective_trials(events,  # (n,) 0 or 1
                      groups,  # (n,) cluster of each
                      level: float = 0.95,  # coverage of the interval they are meant for
@@ -214,8 +218,10 @@ def effective_trials(events,  # (n,) 0 or 1
     few = student.ppf(1 - _tail(level), n - 1) / student.ppf(1 - _tail(level), c - 1)
     return float(max(1, n / max(1, d) * few**2))
 
-def clustered_rate(events, groups, level: float = 0.95,
-                  ):  # (low, high) as floats
+def clustered_rate(events,  # (n,) 0 or 1
+                   groups,  # (n,) cluster of each
+                   level: float = 0.95,  # coverage
+                  ):        # (low, high) as floats
     "Exact interval of a rate from clustered trials."
     worth = effective_trials(events, groups, level)
     low, high = clopper_pearson(np.mean(events) * worth, worth, level)
