@@ -230,6 +230,6 @@ def test_without_a_clone_items_that_lack_their_data_are_no_failure(tmp_path, bui
     monkeypatch.setattr(paths, "data_dir", lambda: tmp_path)
     monkeypatch.setattr(paths, "notebooks_dir", lambda: notebooks)
     outcomes = reproduce.reproduce("circus", "smoke", out=str(tmp_path / "out"), work=str(tmp_path / "run"), progress=False)
-    assert {o.status for o in outcomes} == {"no data"} and len(outcomes) == 4
+    assert {o.status for o in outcomes} == {"no data"} and len(outcomes) == 5
     shown = reproduce.summary(outcomes, tmp_path)
-    assert "circus/table1" in shown and "no data: needs data/circus" in shown and "4 no data" in shown
+    assert "circus/table1" in shown and "no data: needs data/circus" in shown and "5 no data" in shown

@@ -137,7 +137,7 @@ def resolve(model: str,         # an id, or id@revision
     "The entry of a model."
     name, at, revision = model.partition("@") if isinstance(model, str) else (model, "", "")
     if not isinstance(name, str) or name not in MODELS: raise _unknown(name)
-    if at and not re.fullmatch(r"[\w./-]{1,100}", revision): raise CirkitError(f"model {model!r}: {revision!r} is no revision; write id@commit")
+    if at and (not re.fullmatch(r"[\w./-]{1,100}", revision) or ".." in revision): raise CirkitError(f"model {model!r}: {revision!r} is no revision; write id@commit")
     if setting and setting not in SETTINGS: raise unknown("setting", setting, SETTINGS)
     entry, parts, changed = MODELS[name], setting.split("-"), {"revision": revision} if at else {}
     for n in range(len(parts)): changed |= entry.on.get("-".join(parts[:n + 1]), {})

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from .catalogue import Entry, resolve, weights_hash, zoo_dir
 from .composer import Composed, load_composer
-from .dual import ClipTower, SumFusion, load_dual
-from .inversion import Inversion, load_inversion
-from .lasttoken import LastToken, load_qwen
+from .dual import ClipTower, SumFusion, TowerEmbedder, load_dual
+from .inversion import PROMPTS, Inversion, load_inversion
+from .lasttoken import TEMPLATES, LastToken, load_qwen, sequences
 from .lite0 import LiteBaseline, LiteTower, load_lite0
-from .protocol import Embedder
+from .protocol import Embedder, Item
 from ..errors import unknown
-from ..io import read_json
+from ..io import read_image, read_json
 
 # %% ../../nbs/embed/07_zoo.ipynb #c1f67cd60
 def _clip(entry, folder, base, padding):
@@ -64,3 +64,30 @@ def load_all(model_ids, folder: Path | None = None) -> dict[str, Embedder]:  # i
     loaded: dict[str, Embedder] = {}
     for m in model_ids: load(m, folder, loaded)
     return {m: loaded[m] for m in model_ids}
+
+# %% ../../nbs/embed/07_zoo.ipynb #c2cca3224
+def _images(item, side):
+    return [{"file": str(p), "size": list(read_image(p).shape[1::-1]), "fed": [side, side]} for p in item.images]
+
+def _inverted(model, item, side):
+    "The text that an inversion model reads: the image is a word of it."
+    if not item.images or side == "target" and not item.text: return item.text
+    alone, both = PROMPTS[model.kind]
+    return both.replace("{text}", item.text.replace("*", "")) if item.text else alone
+
+def _describe_tower(self, item: Item, side: str) -> dict:
+    text, tower = _inverted(self, item, side) if isinstance(self, Inversion) else item.text, self.tower
+    n = len(tower.tokenizer.encode(text).ids) + 2 if text else 0
+    return {"text": text, "tokens": min(n, tower.length), "cut": max(n - tower.length, 0), "images": _images(item, tower.size)}
+
+def _describe_last(self, item: Item, side: str, length: int = 64) -> dict:
+    ids, _ = sequences(self.tokenizer, [item.text], [len(item.images)], side, self.tokens, length=length)
+    words = TEMPLATES[side].format(images=" ".join([f"<s>{self.tokens} x <image>"]*len(item.images)), text=item.text)
+    return {"text": f"<s>{' '.join(words.split())}</s>", "tokens": ids.shape[1], "image_tokens": self.tokens*len(item.images),
+            "cut": max(len(self.tokenizer.encode(item.text).ids) - length, 0), "images": _images(item, self.size)}
+
+def _describe_lite(self, item: Item, side: str) -> dict:
+    n = len(self.tower.tokenizer(item.text)["input_ids"]) if item.text else 0
+    return {"text": item.text, "tokens": min(n, 128), "cut": max(n - 128, 0), "images": _images(item, 224)}
+
+TowerEmbedder.describe, LastToken.describe, LiteBaseline.describe = _describe_tower, _describe_last, _describe_lite
