@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SUBSET', 'IMAGES', 'PUBLISHED', 'first_path', 'image_root', 'read_value', 'take', 'take_list', 'modality',
-           'check_count', 'check_unique', 'check_labels', 'missing_images', 'with_images', 'about', 'require_labels']
+           'check_count', 'check_unique', 'check_labels', 'missing_images', 'with_images', 'about', 'family',
+           'require_labels']
 
 # %% ../../nbs/loaders/01_common.ipynb #c0cb2fa07
 from pathlib import Path
@@ -137,6 +138,10 @@ def about(benchmark: str,      # its name in the registry
     files = {Path(p).relative_to(data).as_posix(): file_digest(p) for p in paths}
     labels = {'labels': 'closed'} if closed else {}
     return {'benchmark': benchmark, 'part': part, 'files': files, 'copy': _copy(benchmark, files), **labels, **more}
+
+def family(bench: Benchmark) -> str:
+    "The benchmark that a part belongs to."
+    return bench.meta.get('benchmark', bench.name)
 
 def require_labels(bench: Benchmark):
     "Refuse a metric on a split whose labels are withheld."

@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import CirkitError, unknown
 from ..io import MAX_BYTES, read_bytes
 from . import fashioniq
-from .common import require_labels
+from .common import family, require_labels
 from .lists import Lists, Scores, encode
 from ..records import Benchmark
 
@@ -85,20 +85,18 @@ def _complete(answers: dict, bench: Benchmark, where, partial: bool):
 NUMERIC_IDS = ('circo', 'lasco')               # candidate ids are numbers
 NUMERIC_QUERIES = ('circo', 'lasco', 'cirr', 'fashioniq', 'genecis')
 
-def _family(bench: Benchmark) -> str: return bench.meta.get('benchmark', bench.name)
-
 def _plain(value, parts: dict, where, partial: bool) -> list[Lists]:
     if len(parts) != 1: raise CirkitError(f"{where}: {', '.join(parts)} are separate benchmarks; give one of them")
     (part, bench), = parts.items()
-    answers = by_query(value, bench, where, partial, _family(bench) in NUMERIC_QUERIES)
-    return [encode(answers, bench, where, part, numeric=_family(bench) in NUMERIC_IDS)]
+    answers = by_query(value, bench, where, partial, family(bench) in NUMERIC_QUERIES)
+    return [encode(answers, bench, where, part, numeric=family(bench) in NUMERIC_IDS)]
 
 # %% ../../nbs/loaders/12_predictions.ipynb #c8b4f9499
 _PAIR = {'gallery_raw': 'gallery', 'subset_raw': 'subset'}
 
 def by_kind(value, bench: Benchmark, where) -> dict:  # kind -> answers
     "The gallery lists of a file, and the subset lists that a CIRR file can hold."
-    if type(value) is not dict or _family(bench) != 'cirr': return {'gallery': value}
+    if type(value) is not dict or family(bench) != 'cirr': return {'gallery': value}
     head = {k: value[k] for k in ('version', 'metric') if k in value}
     value = {k: v for k, v in value.items() if k not in head}
     if head.get('version', 'rc2') != 'rc2': raise CirkitError(f"{where}: version is {short(head['version'])}; CIRR is at 'rc2'")
@@ -211,7 +209,7 @@ def parse(value,                          # what `read_file` gave
          ) -> list[Lists|Scores]:         # one per part; CIRR: per kind of list
     "Predictions of a benchmark, to be scored: a split with closed labels is refused."
     for bench in parts.values(): require_labels(bench)
-    return _PARSERS.get(_family(next(iter(parts.values()))), _plain)(value, parts, where, partial)
+    return _PARSERS.get(family(next(iter(parts.values()))), _plain)(value, parts, where, partial)
 
 def read_predictions(path, parts: dict[str, Benchmark], partial: bool=False) -> list[Lists|Scores]:
     "Read and parse a prediction file."

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from .cli_base import names
+
 # %% ../../nbs/report/14c_cli_compare.ipynb #c630da992
 @click.command()
 @click.argument('runs', nargs=-1, required=True, metavar='RUN...', type=click.Path(path_type=Path))
@@ -40,8 +42,7 @@ def compare(runs, metric, modality, models, subset, resamples, seed, csv, as_jso
 # %% ../../nbs/report/14c_cli_compare.ipynb #cdbedb052
 def _compare(runs, metric, modality, models, subset, resamples, seed, csv, as_json):
     from cirkit.report import pairwise as p
-    from cirkit.report.evaluate import write_table
-    names = tuple(dict.fromkeys(name.strip() for name in models.split(',') if name.strip()))
-    result = p.compare(runs, metric, modality, names, subset, resamples, seed)
+    from cirkit.report.text import write_table
+    result = p.compare(runs, metric, modality, names(models), subset, resamples, seed)
     click.echo(json.dumps(p.as_json(result), indent=1, allow_nan=False) if as_json else p.printed(result))
     if csv: write_table(csv, p.long(result))

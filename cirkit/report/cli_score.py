@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from ..errors import CirkitError
-from .cli_base import models_option
+from .cli_base import models_option, names
 
 # %% ../../nbs/report/14b_cli_score.ipynb #c5a0029fa
 @click.command()
@@ -49,12 +49,10 @@ def _benchmark_options(command):
         command = option(command)
     return command
 
-def _names(text): return [name.strip() for name in text.split(',') if name.strip()]
-
 def _cutoffs(text):
-    bad = next((k for k in _names(text) if not k.lstrip('-').isdecimal()), None)
+    bad = next((k for k in names(text) if not k.lstrip('-').isdecimal()), None)
     if bad: raise CirkitError(f"--k {text!r}: {bad!r} is no number; write cut-offs like 1,5,10")
-    return [int(k) for k in _names(text)]
+    return [int(k) for k in names(text)]
 
 # %% ../../nbs/report/14b_cli_score.ipynb #c3a570d0e
 def _show_public(name, data, split, variant, any_size, settings, models, work, modality, metrics):
@@ -63,9 +61,9 @@ def _show_public(name, data, split, variant, any_size, settings, models, work, m
     parts = s.benchmark_parts(name, data, split, variant, None, 'check' if models else 'absent', not any_size, s.options_from(settings))
     first = next(iter(parts.values()))
     folder = work or Path.cwd()/'runs'/'-'.join(filter(None, (name, first.split, variant.replace('/', '-'))))
-    chosen = _names(models)
+    chosen = names(models)
     if chosen: items.check_models(chosen)
-    found = public.evaluate(parts, chosen, folder, modality, _names(metrics) or None, sys.stderr.isatty())
+    found = public.evaluate(parts, chosen, folder, modality, names(metrics) or None, sys.stderr.isatty())
     long = public.table(found)
     return '\n'.join([s.headline(next(iter(found.values()))), public.wide(long).to_string()]), long
 
@@ -75,7 +73,7 @@ def _show_folder(folder, models, work, by, modality, metrics, copies):
     from cirkit.report import evaluate as e
     asked = (folder, models, work, sys.stderr.isatty())
     runs = [e.ranked(*asked), *([e.ranked_copies(*asked)] if copies else [])]
-    tables = [e.scores(run, by, modality, _names(metrics) or e.METRICS).assign(protocol=run.ranks.protocol.iloc[0]) for run in runs]
+    tables = [e.scores(run, by, modality, names(metrics) or e.METRICS).assign(protocol=run.ranks.protocol.iloc[0]) for run in runs]
     return '\n'.join(line for run, t in zip(runs, tables) for line in (e.headline(run), e.printed(t))), pd.concat(tables)
 
 @click.command()
@@ -102,7 +100,7 @@ def evaluate(target, models, work, by, modality, metrics, copies, csv, data, spl
       cirkit evaluate cirr --data DIR --models world-clip
     """
     from cirkit.loaders.registry import BENCHMARKS
-    from cirkit.report.evaluate import write_table
+    from cirkit.report.text import write_table
     if target in BENCHMARKS and not Path(target).is_dir():
         if copies or by != 'micro': raise CirkitError('--copies and --by are for benchmark folders; leave them out')
         text, long = _show_public(target, data, split, variant, any_size, settings, models, work, modality, metrics)
@@ -137,15 +135,16 @@ def score(bench, predictions, data, split, variant, any_size, settings, partial,
       cirkit score cirr --data DIR -p recall.json -p recall_subset.json
       cirkit score fashioniq --data DIR -p lists.json --variant val --per-query q.csv
     """
-    from cirkit.loaders.scoring import means
+    from cirkit.loaders.scoring import long_table, means
     from cirkit.report import score as s
-    report = s.score_files(bench, predictions, data, split, variant, partial, _names(metrics), _cutoffs(ks), ties, not any_size, s.options_from(settings))
+    from cirkit.report.text import write_table
+    report = s.score_files(bench, predictions, data, split, variant, partial, names(metrics), _cutoffs(ks), ties, not any_size, s.options_from(settings))
     for note in report.notes: click.echo(f'cirkit: note: {note}', err=True)
-    long = None if as_json and not csv else s.long_table(report.scored)
+    long = None if as_json and not csv else long_table(report.scored)
     if as_json: click.echo(json.dumps(means(report.scored), allow_nan=False))
     else: click.echo(f'{s.headline(report)}\n{s.printed(long)}')
-    if csv: s.write_csv(csv, long)
-    if per_query: s.write_csv(per_query, report.scored.values, index=True)
+    if csv: write_table(csv, long)
+    if per_query: write_table(per_query, report.scored.values.reset_index())
 
 # %% ../../nbs/report/14b_cli_score.ipynb #cb26801d5
 @click.command()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MODALITIES', 'METRICS', 'items', 'vectors', 'embedders', 'as_benchmark', 'embed_models', 'rank_models', 'score',
-           'ranked', 'ranked_copies', 'scores', 'headline', 'printed', 'write_table']
+           'ranked', 'ranked_copies', 'scores', 'headline', 'printed']
 
 # %% ../../nbs/report/13_evaluate.ipynb #c5dac6a37
 import sys
@@ -16,14 +16,14 @@ from tqdm import tqdm
 from ..check import check_folder
 from ..errors import CirkitError, unknown
 from ..fingerprint import digest, file_digest
-from ..io import atomic, write_json
+from ..io import write_json
 from ..summary import LEVELS, summary
 from ..profiles import profile as named
 from ..ranktable import rank_benchmark, write_ranks
 from ..records import Benchmark
 from .items import INDEX, check_models, read_run
 from .run import Run
-from .text import percent
+from .text import score_cell
 
 # %% ../../nbs/report/13_evaluate.ipynb #c8e281e79
 MODALITIES = ('composed', 'text', 'image')
@@ -34,6 +34,7 @@ def items(bench: Benchmark) -> tuple:  # (queries, gallery), each a list of Item
     queries = [Item(q.id, tuple(bench.path(i) for i in q.images), bench.protocol.render(q.text)) for q in bench.queries]
     return queries, [Item(c.id, (bench.path(c.image),) if c.image else (), '') for c in bench.gallery]
 
+# %% ../../nbs/report/13_evaluate.ipynb #cf60f6ac6
 def vectors(bench: Benchmark,
             embedder,            # an Embedder
             store,               # keeps what was embedded
@@ -51,14 +52,14 @@ def _possible(bench, modality):
     "Whether every query has what the modality shows."
     return all((q.images or modality == 'text') and (q.text.strip() or modality == 'image') for q in bench.queries)
 
-# %% ../../nbs/report/13_evaluate.ipynb #cd023f196
+# %% ../../nbs/report/13_evaluate.ipynb #c7ef03e4e
 def embedders(models) -> list:   # one at a time
     "Yield the models; names come from the zoo."
     from cirkit.embed.zoo import load
     loaded = {}                  # models on one tower share it
     for model in models: yield load(model, loaded=loaded) if isinstance(model, str) else model
 
-# %% ../../nbs/report/13_evaluate.ipynb #c025b4aa9
+# %% ../../nbs/report/13_evaluate.ipynb #c906c7919
 def as_benchmark(source) -> Benchmark:  # itself, or what its folder holds
     return source if isinstance(source, Benchmark) else Benchmark.load(source)
 
@@ -74,7 +75,7 @@ def embed_models(source,         # a Benchmark or its folder
     for model in tqdm(embedders(models), total=len(models), desc='models', disable=not progress):
         vectors(bench, model, store, digests)
 
-# %% ../../nbs/report/13_evaluate.ipynb #c906c7919
+# %% ../../nbs/report/13_evaluate.ipynb #c97a79226
 def rank_models(source,          # a Benchmark or its folder
                 models,          # names or Embedders
                 work: Path,      # gets store/, unless it is there
@@ -101,7 +102,7 @@ def _file_name(model):
     plain = ''.join(c if c.isalnum() or c in '-._' else '_' for c in model)
     return plain if plain == model else f'{plain}-{digest(model)[:8]}'
 
-# %% ../../nbs/report/13_evaluate.ipynb #c97a79226
+# %% ../../nbs/report/13_evaluate.ipynb #c50c63ec1
 def score(folder: Path,          # a benchmark's folder
           models,                # names or Embedders
           work: Path,            # gets store/ and ranks/
@@ -112,7 +113,7 @@ def score(folder: Path,          # a benchmark's folder
     rank_models(folder, models, work, False)
     return summary(Run(Path(work), named('small')).ranks, metrics, by, 1000)
 
-# %% ../../nbs/report/13_evaluate.ipynb #c849abe65
+# %% ../../nbs/report/13_evaluate.ipynb #cd07212ef
 def _kind(folder):
     "What a folder is: 'benchmark', 'ranked' or 'run'."
     if not folder.is_dir(): raise CirkitError(f'{folder}: no such folder; check the path')
@@ -128,6 +129,7 @@ def _sound(folder):
     if faults: raise CirkitError(f"{folder}: {faults[0]} ({len(faults)} fault{'s'*(len(faults) > 1)} in all; list them with 'cirkit check {folder}')")
     return [f.id for f in found if f.kind == 'reference in gallery']
 
+# %% ../../nbs/report/13_evaluate.ipynb #cad712bb2
 def _copied(folder, suspects):
     "The queries, of those whose reference is in the gallery, of which a candidate with another path is a copy."
     if not suspects: return []
@@ -146,7 +148,7 @@ def _warn_of_copies(folder, ids):
     print(f"cirkit: warning: {folder}: a copy of the reference under another name stays a candidate for {len(ids)} "
           f"quer{'y' if len(ids) == 1 else 'ies'}: {some}; see 'cirkit check {folder}'", file=sys.stderr)
 
-# %% ../../nbs/report/13_evaluate.ipynb #c662d259e
+# %% ../../nbs/report/13_evaluate.ipynb #c231109a9
 def _plan(folder, models, work):
     "What a folder is, its benchmark, where vectors and ranks go, and the models."
     folder = Path(folder)
@@ -156,6 +158,7 @@ def _plan(folder, models, work):
     work = Path(work or (Path.cwd()/'runs'/folder.resolve().name if kind == 'benchmark' else folder))
     return kind, bench, work, work/'evaluated' if work == folder or (work/'run.json').is_file() else work, size
 
+# %% ../../nbs/report/13_evaluate.ipynb #c4857f9d6
 def ranked(folder: Path,         # a benchmark's folder or a RUN
            models='',            # comma-separated; '' for the run's own or the profile's
            work='',              # for a benchmark's folder: gets store/ and ranks/
@@ -169,7 +172,9 @@ def ranked(folder: Path,         # a benchmark's folder or a RUN
     rank_models(bench, size.models, work, progress, out=out)
     return Run(out, size)
 
-def ranked_copies(folder: Path, models='', work='', progress=True) -> Run:
+# %% ../../nbs/report/13_evaluate.ipynb #c2d3c2337
+def ranked_copies(folder: Path, models='', work='', progress=True,  # as in `ranked`
+                 ) -> Run:  # in a folder `copies` of its own
     "The same ranking with every copy of a target right as well."
     from cirkit.duplicates import duplicate_groups, with_copies
     kind, folder_of, work, out, size = _plan(folder, models, work)
@@ -179,7 +184,7 @@ def ranked_copies(folder: Path, models='', work='', progress=True) -> Run:
     rank_models(with_copies(bench, duplicate_groups(bench, 'pixels')), names, work, progress, out=out/'copies')
     return Run(out/'copies', size)
 
-# %% ../../nbs/report/13_evaluate.ipynb #c231109a9
+# %% ../../nbs/report/13_evaluate.ipynb #c37a70507
 METRICS = ('hit@1', 'hit@3', 'hit@5', 'hit@10', 'hit@50', 'choice')
 
 def scores(run: Run,             # with ranks
@@ -195,7 +200,7 @@ def scores(run: Run,             # with ranks
     single = (some.pos.map(len) == 1).all()  # then hit@k and recall@k are one number, which papers call R@k
     return table.assign(metric=table.metric.str.replace('hit@', 'R@')) if single else table
 
-# %% ../../nbs/report/13_evaluate.ipynb #c4857f9d6
+# %% ../../nbs/report/13_evaluate.ipynb #c5fa38f8e
 def headline(run: Run) -> str:
     "Which queries and which gallery the numbers are about."
     first = run.ranks.iloc[0]
@@ -204,13 +209,8 @@ def headline(run: Run) -> str:
 
 def printed(table: pd.DataFrame) -> str:  # per cent with intervals
     "A long table as text, one row a model, modality and group."
-    show = lambda metric, value, low, high: f'{value:g} [{low:g}, {high:g}]' if metric == 'rank' else percent(value, low, high)
-    cells = table.assign(cell=[show(*v) for v in table[['metric', 'value', 'low', 'high']].itertuples(index=False)])
+    cells = table.assign(cell=[score_cell(*v) for v in table[['metric', 'value', 'low', 'high']].itertuples(index=False)])
     keys = ['model', 'modality', 'category']
     wide = cells.pivot(index=keys, columns='metric', values='cell').loc[:, list(dict.fromkeys(table.metric))]
     order = list(dict.fromkeys(zip(*(table[k] for k in keys))))
     return wide.loc[order].reset_index().to_string(index=False)
-
-def write_table(path, table: pd.DataFrame):
-    "Write the long table as CSV."
-    with atomic(path) as temporary: table.to_csv(temporary, index=False)

@@ -11,12 +11,13 @@ from pathlib import Path
 import pandas as pd
 
 from ..errors import CirkitError, unknown
-from ..loaders.scoring import score_parts
+from ..loaders.scoring import long_table, score_parts
 from ..ranktable import read_ranks
 from ..records import Benchmark
 from .evaluate import MODALITIES, rank_models
 from .items import INDEX, read_index
-from .score import Report, long_table
+from .score import Report
+from .text import score_cell
 
 # %% ../../nbs/report/13d_public.ipynb #cdfd48e61
 def folders(work, parts: dict[str, Benchmark]) -> dict[str, Path]:  # part -> folder
@@ -74,8 +75,7 @@ def table(found: dict, resamples: int=1000) -> pd.DataFrame:  # model, modality,
 
 def wide(long: pd.DataFrame) -> pd.DataFrame:
     "For people: the rows are metrics, the columns models."
-    from cirkit.report.text import percent
-    cells = [percent(*v, 2) for v in long[['value', 'low', 'high']].itertuples(index=False)]
+    cells = [score_cell(*row, 2) for row in long[['metric', 'value', 'low', 'high']].itertuples(index=False)]
     named = long.model + ('' if long.modality.nunique() == 1 else ' (' + long.modality + ')')
     rows = long.assign(cell=cells, system=named).pivot(index='metric', columns='system', values='cell')
     return rows.loc[[*dict.fromkeys(long.metric)], [*dict.fromkeys(named)]]
