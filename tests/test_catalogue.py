@@ -99,7 +99,7 @@ from click.testing import CliRunner
 from cirkit.embed import catalogue
 from cirkit.report import cli_models, items, steps
 from cirkit.profiles import profile
-for args in ([], ["--paper", "edir"], ["show", "gme-7b", "--setting", "edir"], ["show", "gme-7b", "--text", "a dog"]):
+for args in ([], ["--paper", "edir"], ["show", "gme-7b", "--setting", "edir"], ["show", "lamra", "--text", "a dog"]):
     result = CliRunner().invoke(cli_models.models, args)
     assert result.exit_code == 0 and result.output, result.exception
 items.check_models(["world-clip", "world-qwen2vl-s"])
@@ -172,10 +172,10 @@ def test_what_cannot_be_loaded_is_said_before_any_work(monkeypatch):
     monkeypatch.delenv("CIRKIT_MODELS", raising=False)
     monkeypatch.delenv("VOYAGE_API_KEY", raising=False)
     monkeypatch.setattr(c, "import_module", lambda name: pytest.fail("imported"))
-    for model, told in (("e5-v", "no revision of royokong/e5-v"), ("searle-l14", "not on the hub"), ("voyage-multimodal-3.5", "VOYAGE_API_KEY")):
+    for model, told in (("lamra", "no revision of code-kunkun/LamRA-Ret"), ("searle-l14", "not on the hub"), ("voyage-multimodal-3.5", "VOYAGE_API_KEY")):
         with pytest.raises(CirkitError, match=told): c.load(model)
         with pytest.raises(CirkitError, match=told): items.check_models(["world-clip", model])
-    items.check_models(["world-clip", "e5-v@0a1b2c"])
+    items.check_models(["world-clip", "lamra@0a1b2c"])
     monkeypatch.setenv("VOYAGE_API_KEY", "k")
     assert c.status(c.MODELS["voyage-multimodal-3.5"]) == "ready"
 
@@ -219,16 +219,16 @@ def test_an_item_is_shown_as_it_is_fed(files):
     assert see("world-searle", "--item", files / "one.json", "--modality", "text")["text"] == "a red dog"
     black = see("world-searle", "--item", files / "one.json", "--modality", "text", "--absent", "black")
     assert black["text"] == "a photo of * that a red dog" and black["images"][0]["size"] == [50, 30] and black["images"][0]["file"] != one["images"][0]["file"]
-    told = see("rzenembed", "--setting", "edir", "--item", files / "one.json")
+    told = see("unime-v2-7b", "--setting", "edir", "--item", files / "one.json")
     assert "satisfying the query. a red dog" in told["text"] and "not counted" in told["tokens"]
-    assert "Represent the given image." in see("rzenembed", "--item", files / "a.png", "--side", "target")["text"]
+    assert "Represent the given image." in see("unime-v2-7b", "--item", files / "a.png", "--side", "target")["text"]
 
 
 def test_bad_items_are_one_line(files):
     for name, content in (("list", "[1]"), ("keys", '{"txt": "a"}'), ("number", '{"images": [1]}'), ("text", '{"text": 3}'), ("broken", "{"), ("lost", '{"images": ["no.png"], "text": "a"}'),
                           ("empty", "{}")):
         (files / f"{name}.json").write_text(content)
-        for model in ("world-clip", "gme-7b"): run("show", model, "--item", files / f"{name}.json", fails="cirkit: ")
+        for model in ("world-clip", "lamra"): run("show", model, "--item", files / f"{name}.json", fails="cirkit: ")
     (files / "broken.png").write_bytes(b"no image")
     for name in ("broken.png", "missing.png", "missing.json"): run("show", "world-clip", "--item", files / name, fails=name)
     run("show", "world-clip", "--text", "a", "--side", "qeury", fails="did you mean query")
