@@ -15,8 +15,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from .errors import CirkitError
+from .exact import row_norms
+from .gallery import as_array
 from .io import atomic
-from .rank import rank, row_norms
+from .rank import rank
 from .records import Benchmark
 
 # %% ../nbs/core/14_ranktable.ipynb #c63835dd9
@@ -27,7 +29,7 @@ def check_vectors(x,            # (n, d) vectors
                   inputs: int = 2,  # distinct inputs behind the rows: one input may well give one vector
                  ) -> None:
     "Refuse vectors that carry no ranking."
-    x, n = np.asarray(x), len(ids)
+    x, n = as_array(x), len(ids)
     if x.ndim != 2 or len(x) != n:
         raise CirkitError(f"{model}: {side} vectors have shape {x.shape} for {n} ids; embed this benchmark again")
     norms = row_norms(x)
@@ -39,14 +41,16 @@ def check_vectors(x,            # (n, d) vectors
                           "check pooling, padding side and weights")
 
 def _constant(x, norm, step=4096):
-    first = np.asarray(x[0], np.float64)
+    first = np.asarray(x[:1], np.float64)
     return all((np.abs(x[a:a + step] - first) <= 1e-6 * norm).all() for a in range(0, len(x), step))
 
 # %% ../nbs/core/14_ranktable.ipynb #c7b1501b8
 def duplicate_share(x,        # (n, d) vectors
                    ) -> float:  # fraction of rows equal to some other row
     "How many vectors are not alone."
-    count = Counter(hashlib.blake2b((row + 0).tobytes(), digest_size=16).digest() for row in np.asarray(x))
+    x = as_array(x)
+    slices = (x[a:a + 4096] + 0 for a in range(0, len(x), 4096))   # -0 becomes 0
+    count = Counter(hashlib.blake2b(row.tobytes(), digest_size=16).digest() for rows in slices for row in rows)
     return sum(c for c in count.values() if c > 1) / max(len(x), 1)
 
 # %% ../nbs/core/14_ranktable.ipynb #c35811b39
@@ -79,13 +83,14 @@ def _distinct_inputs(queries, modality):
 # %% ../nbs/core/14_ranktable.ipynb #c9c8d7cae
 def rank_benchmark(bench: Benchmark,
                    qvecs,              # (q, d) rows in the order of `bench.queries`
-                   gvecs,              # (g, d) rows in the order of `bench.gallery`
+                   gvecs,              # (g, d) rows in the order of `bench.gallery`; an array or a Gallery
                    model: str,         # the model's id
                    modality: str,      # what the queries show: 'composed', 'text' or 'image'
                    memory: str = "1GiB",  # working memory
                    topk: int = 50,     # length of the list of best candidates
                    family: str = "",   # 'MLLM' or 'non-MLLM'
                    meta: dict|None = None,  # more to keep with the table, such as the model's fingerprint
+                   device: str|None = None,  # None: NumPy; else where torch works, such as 'cuda'
                   ) -> pd.DataFrame:   # a RankTable, a row per query
     "Rank a benchmark's gallery for each of its queries."
     qids, cids = [q.id for q in bench.queries], [c.id for c in bench.gallery]
@@ -96,7 +101,7 @@ def rank_benchmark(bench: Benchmark,
     by_id[sorted(range(len(cids)), key=cids.__getitem__)] = np.arange(len(cids))
     pos, neg, out = (_indices(labels, bench, place, kind) for labels, kind in
                      [(bench.pos, "positive"), (bench.neg, "negative"), (reference_ids(bench), "reference")])
-    counts = rank(qvecs, gvecs, pos, neg, out, topk, by_id, memory)
+    counts = rank(qvecs, gvecs, pos, neg, out, topk, by_id, memory, device)
     table = _label(counts, bench, cids).assign(model=model, family=family, modality=modality)[SCHEMA.names]
     table.attrs = dict(meta or {}, topk=topk, dim=int(np.shape(gvecs)[1]), excluded=sum(map(len, out)),
                        duplicates=dict(query=duplicate_share(qvecs), gallery=duplicate_share(gvecs)))
