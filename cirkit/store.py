@@ -109,18 +109,42 @@ class Resumable(Shards):
     "Shards that know which of them need no work."
     def done(self, key: str,
              repair: bool=False,     # remove corrupt shards rather than raise
+             parts: Sequence[list[str]]|None=None,  # the ids that each shard must have; others count as corrupt
             ) -> set[int]:           # numbers of the sound shards
         "The shards of `key` that are there; each is read and checked."
         found = {int(p.stem[5:]) for p in self.key_dir(key).glob('part-*.safetensors') if p.stem[5:].isdecimal()}
         for n in sorted(found):
-            try: self.read_shard(key, n)
+            try:
+                ids = self.read_shard(key, n)[0]
+                if parts is not None and (n >= len(parts) or ids != parts[n]):
+                    raise CirkitError(f"{self.shard_path(key, n)}: holds other ids than asked for; {_again(self.key_dir(key))}")
             except CirkitError:
                 if not repair: raise
                 self.shard_path(key, n).unlink(missing_ok=True)
                 found.discard(n)
         return found
 
-# %% ../nbs/core/10_store.ipynb #c5b1f65d4
+    def plan(self, key: str) -> dict | None:  # None: there is none that can be read
+        "What was asked for under a key: ids (a digest), count, rows of a shard, shards, meta."
+        try: plan = read_json(self.key_dir(key) / 'plan.json')
+        except CirkitError: return None
+        kinds = {'ids': str, 'count': int, 'rows': int, 'shards': int, 'meta': dict}
+        typed = isinstance(plan, dict) and all(type(plan.get(name)) is kind for name, kind in kinds.items())
+        return plan if typed and plan.get('key') == key else None
+
+    def begin(self, key: str,
+              ids: Sequence[str],    # all of them, in order
+              rows: int,             # of a shard
+              meta: dict,            # JSON values to keep with the vectors
+             ) -> dict:              # the plan that holds: an earlier one of the same rows is kept
+        "Say what will be put under a key."
+        new = {'format': 'cirkit-plan/1', 'key': key, 'ids': digest(list(ids)), 'count': len(ids), 'rows': rows, 'shards': -(-len(ids) // rows)}
+        old = self.plan(key)
+        if old and all(old.get(name) == value for name, value in new.items()): return old
+        write_json(self.key_dir(key) / 'plan.json', new | {'meta': meta})
+        return new | {'meta': meta}
+
+# %% ../nbs/core/10_store.ipynb #c96432b5d
 def _index(parts: list[list[str]], where) -> pa.Table:
     "Shard and row of each id; an id in two shards is refused."
     ids = [id for part in parts for id in part]
@@ -146,7 +170,7 @@ def _close(shards: Shards, key: str, count: int, meta: dict) -> dict:
     sweep(where)
     return manifest
 
-# %% ../nbs/core/10_store.ipynb #c96432b5d
+# %% ../nbs/core/10_store.ipynb #c7cb3e3b7
 def _read_index(where: Path, manifest: dict) -> pd.DataFrame:
     "The index as the manifest knows it."
     path = where / 'index.parquet'
@@ -169,7 +193,7 @@ def _check_asked(index: pd.DataFrame, ids: list, where) -> np.ndarray:
     if missing: raise CirkitError(f"{where}: has no vector for {missing[0]!r} ({len(missing)} of {len(ids)} ids); embed these items first")
     return at
 
-# %% ../nbs/core/10_store.ipynb #cfb6fd9c8
+# %% ../nbs/core/10_store.ipynb #cf1c88c04
 def _gather(shards: Shards, key: str, index: pd.DataFrame, ids: list, dim: int) -> np.ndarray:
     "Vectors of `ids`, shard by shard."
     where = shards.key_dir(key)
@@ -186,17 +210,21 @@ def _gather(shards: Shards, key: str, index: pd.DataFrame, ids: list, dim: int) 
         out[here] = vectors[rows]
     return out
 
-# %% ../nbs/core/10_store.ipynb #cf1c88c04
+# %% ../nbs/core/10_store.ipynb #ccb3ee604
 class Readable(Resumable):
     "Finished keys, to be read by any number of processes while others write."
     def manifest(self, key: str) -> dict | None:  # None: not finished, or never begun
         "What a finished key holds."
         path = self.key_dir(key) / 'manifest.json'
-        if not path.exists(): return None
+        if not self.is_closed(key): return None
         try: manifest = read_json(path)
         except CirkitError as e: raise CirkitError(f"{e}; or {_again(path.parent)}") from None
         if not _is_manifest(manifest, key): raise CirkitError(f"{path}: not this key's manifest; {_again(path.parent)}")
         return manifest
+
+    def is_closed(self, key: str) -> bool:
+        "Whether a key has a manifest, readable or not."
+        return (self.key_dir(key) / 'manifest.json').exists()
 
     def gather(self, key: str,
                ids: Sequence[str],  # n ids, unique
@@ -206,7 +234,7 @@ class Readable(Resumable):
         if manifest is None: raise CirkitError(f"{where}: vectors are not there or not finished; run the embedding again")
         return _gather(self, key, _read_index(where, manifest), ids, manifest['dim'])
 
-# %% ../nbs/core/10_store.ipynb #ccb3ee604
+# %% ../nbs/core/10_store.ipynb #c7e82f7fa
 class Store(Readable):
     "Vectors by key, in a folder."
     def finish(self, key: str,
@@ -216,6 +244,10 @@ class Store(Readable):
         "Close a key after its last shard."
         if shards < 1: raise CirkitError(f"{self.key_dir(key)}: cannot finish {shards} shards; put at least one first")
         return _close(self, key, shards, meta or {})
+
+    def reopen(self, key: str):
+        "Forget that a key was finished, because it cannot be read; its shards stay."
+        for name in ('manifest.json', 'index.parquet'): (self.key_dir(key) / name).unlink(missing_ok=True)
 
     def put(self, key: str, ids: Sequence[str], vectors: np.ndarray, meta: dict|None=None) -> dict:  # the manifest
         "Keep a whole key at once."

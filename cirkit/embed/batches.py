@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from .batched import BatchedEmbedder, Prepared, pack
+from .batched import BatchedEmbedder
 from .meter import Meter
+from .prepared import Prepared, pack
 from ..errors import CirkitError
 
 # %% ../../nbs/embed/08c_batches.ipynb #c4b72b56c

@@ -14,12 +14,17 @@ from tqdm.auto import tqdm
 class Meter:
     "Counts what was embedded and shows it."
     def __init__(self, total: int,          # items
-                 done: int = 0,             # of these, before now
                  show: bool = False,        # draw a bar
                  label: str = ""):
-        self.items = self.tokens = self.padded = self.halved = self.images = 0
+        self.items = self.tokens = self.padded = self.halved = 0
         self.begun = time.perf_counter()
-        self.bar = tqdm(total=total, initial=done, unit="item", desc=label, disable=not show)
+        self.bar = tqdm(total=total, unit="item", desc=label, disable=not show)
+
+    def skip(self, items: int):
+        "Leave out what others do or what is there: the time left is then that of the rest. The clock starts now."
+        self.bar.total -= items
+        self.begun = self.bar.start_t = time.perf_counter()
+        self.bar.refresh()
 
     def add(self, items: int,               # that are through
             tokens: int = 0,                # real ones

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .batched import BatchedEmbedder, prepare
+from .batched import BatchedEmbedder
+from .prepared import prepare
 from .protocol import Embedder, Item, checked
 from ..errors import CirkitError
 from ..fingerprint import file_digest
@@ -36,10 +37,10 @@ def _together(embedder: Embedder, items: list[Item], side: str) -> np.ndarray:  
 def drifts(embedder: Embedder,
            items: Sequence[Item],   # a few, as `present` gives them
            side: str,
-          ) -> np.ndarray:          # (n,) 1 - cosine between alone and in a batch
+          ) -> tuple[np.ndarray, np.ndarray]:  # (n,) 1 - cosine between alone and in a batch, and the (n, d) batch
     "How far each vector moves with its company."
     batch, alone = _together(embedder, list(items), side), np.concatenate([_together(embedder, [i], side) for i in items])
-    return np.maximum(1 - np.sum(batch.astype(np.float64)*alone, axis=1), 0)
+    return np.maximum(1 - np.sum(batch.astype(np.float64)*alone, axis=1), 0), batch
 
 # %% ../../nbs/embed/08d_selfcheck.ipynb #cc5fc95ab
 def start_check(embedder: Embedder,
@@ -49,17 +50,19 @@ def start_check(embedder: Embedder,
                ) -> dict:                   # drift, drift_median, duplicates: fractions
     "Check a model on a few items of a run."
     some = spread(items, 3)
-    found = drifts(embedder, some, side)
+    found, vectors = drifts(embedder, some, side)
     if found.max() > tolerance:
         raise CirkitError(f"model {embedder.id!r}: a vector changes with its batch mates (1 - cosine = {found.max():.2g} for item {some[found.argmax()].id!r}, "
                           f"{side}, {modality}); check padding side and pooling")
-    inputs = {(*map(file_digest, i.images), i.text): i for i in spread(items, 8)}      # copies of one input have one vector
-    vectors = embedder.encode(list(inputs.values()), side, "composed")
+    if isinstance(embedder, BatchedEmbedder):                        # one batch more, where that is cheap
+        some = spread(items, 8)
+        vectors = _together(embedder, some, side)
+    inputs = len({(*map(file_digest, i.images), i.text) for i in some})   # copies of one input have one vector
     distinct = len(np.unique(vectors, axis=0))
-    if distinct == 1 < len(vectors):
-        raise CirkitError(f"model {embedder.id!r} gives one and the same vector for {len(vectors)} different items ({side}, {modality}); "
+    if distinct == 1 < inputs:
+        raise CirkitError(f"model {embedder.id!r} gives one and the same vector for {inputs} different items ({side}, {modality}); "
                           "does it see its input?")
-    return {"drift": float(f"{found.max():.1e}"), "drift_median": float(f"{np.median(found):.1e}"), "duplicates": round(1 - distinct/len(vectors), 4)}
+    return {"drift": float(f"{found.max():.1e}"), "drift_median": float(f"{np.median(found):.1e}"), "duplicates": round(max(1 - distinct/inputs, 0), 4)}
 
 # %% ../../nbs/embed/08d_selfcheck.ipynb #c96052cdd
 def write_golden(path,                    # a .json file

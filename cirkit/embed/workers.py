@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 
-from .batched import Prepared, Preparer, prepare
+from .prepared import Prepared, Preparer, prepare
 from .protocol import Item
 from ..errors import CirkitError
 from ..processes import leave_with_parent
