@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'COLUMN', 'PAGE', 'STYLE', 'REDUCTIONS', 'new_figure', 'pdf_bytes', 'png_bytes', 'bars', 'shares', 'dots',
-           'picture', 'place', 'arrow', 'note']
+           'heat', 'picture', 'place', 'arrow', 'note']
 
 # %% ../../nbs/report/02_figures.ipynb #ce4120f11
 import io
@@ -13,7 +13,7 @@ import textwrap
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.patches import FancyArrowPatch
+from matplotlib.patches import FancyArrowPatch, Rectangle
 from PIL import Image
 
 # %% ../../nbs/report/02_figures.ipynb #c89bb7e13
@@ -130,6 +130,33 @@ def dots(df,                   # tidy frame with columns value, low, high (fract
     return ax
 
 # %% ../../nbs/report/02_figures.ipynb #cdb52d993
+def heat(df,                   # tidy frame with columns value and, if known, low and high
+         x='benchmark',        # column with the columns' names
+         y='cell',             # column with the rows' names
+         limit=1.0,            # value of the strongest colour
+         ax=None,              # axis to draw on
+        ):                     # the axis
+    "A table of coloured numbers."
+    ax = ax or new_figure()[1]
+    rows, columns = list(dict.fromkeys(df[y])), list(dict.fromkeys(df[x]))
+    table = df.set_index([y, x]).value.unstack().reindex(index=rows, columns=columns).to_numpy(float)
+    ax.imshow(np.ma.masked_invalid(table), cmap='RdBu', vmin=-limit, vmax=limit, aspect='auto')
+    for (_, row) in df.iterrows():
+        at = columns.index(row[x]), rows.index(row[y])
+        if np.isnan(row.value):
+            ax.add_patch(Rectangle((at[0] - 0.5, at[1] - 0.5), 1, 1, fill=False, hatch='////', edgecolor='#BBBBBB', lw=0))
+            ax.text(*at, 'undefined', ha='center', va='center', fontsize=6, backgroundcolor='white')
+            continue
+        colour = 'white' if abs(row.value) > 0.7*limit else 'black'
+        small = f'\n[{row.low:.2f}, {row.high:.2f}]' if 'low' in df and not np.isnan(row.low) else ''
+        ax.text(*at, f'{row.value:.2f}{small}', ha='center', va='center', fontsize=6, color=colour, linespacing=1.1)
+    ax.set_xticks(range(len(columns)), columns)
+    ax.set_yticks(range(len(rows)), rows)
+    ax.tick_params(length=0)
+    for side in ax.spines.values(): side.set_visible(False)
+    return ax
+
+# %% ../../nbs/report/02_figures.ipynb #c09c1c2da
 def picture(image,             # (h,w,3) uint8
             ax,                # axis to draw on
             title='',          # above, e.g. the role
@@ -146,7 +173,7 @@ def picture(image,             # (h,w,3) uint8
     ax.set_xlabel('\n'.join(textwrap.wrap(label.replace('$', r'\$'), wrap)), fontsize=6.5, labelpad=3)
     return ax
 
-# %% ../../nbs/report/02_figures.ipynb #c59d8abfd
+# %% ../../nbs/report/02_figures.ipynb #c33883ea4
 def place(fig, x, y, width, height):  # an axis; all in inches, y from the top
     "An axis at a fixed place of a figure."
     full_width, full_height = fig.get_size_inches()
