@@ -40,6 +40,7 @@ def test_an_entry_is_complete(model):
     else: assert e.dim and e.dtype and e.pooling and e.backbone
     if e.base: assert e.base in c.MODELS and not c.MODELS[e.base].base, "stands on one that stands by itself"
     if e.adapter.startswith("cirkit.embed.mllm"): assert e.architecture and e.template in TEMPLATES and e.transformers
+    if e.obstacle: assert c.status(e) == "no adapter"
 
 
 @pytest.mark.parametrize("model", ALL)
@@ -168,6 +169,16 @@ def test_an_adapter_gets_what_was_given(monkeypatch, tmp_path):
     assert c.load(e, loaded=loaded) == c.load(e, loaded=loaded) and len(calls) == 4 and list(loaded) == ["gme-7b"]
 
 
+def test_adapters_know_what_the_catalogue_calls_things():
+    from cirkit.embed import families, pooling, published_inversion
+    for e in c.MODELS.values():
+        if not e.obstacle: assert callable(c.adapter(e))
+        if e.adapter == "cirkit.embed.mllm:load" and not e.obstacle: assert e.architecture in families.ARCHITECTURES and e.pooling in pooling.POOLINGS
+        if e.adapter == "cirkit.embed.published_inversion:load": assert {c.resolve(e.id, s).template for s in ("", *e.on)} <= {*published_inversion.TEMPLATES}
+        if e.obstacle:
+            with pytest.raises(CirkitError, match="from_callable"): c.load(e.id, "folder")
+
+
 def test_what_cannot_be_loaded_is_said_before_any_work(monkeypatch):
     monkeypatch.delenv("CIRKIT_MODELS", raising=False)
     monkeypatch.delenv("VOYAGE_API_KEY", raising=False)
@@ -222,6 +233,13 @@ def test_an_item_is_shown_as_it_is_fed(files):
     told = see("unime-v2-7b", "--setting", "edir", "--item", files / "one.json")
     assert "satisfying the query. a red dog" in told["text"] and "not counted" in told["tokens"]
     assert "Represent the given image." in see("unime-v2-7b", "--item", files / "a.png", "--side", "target")["text"]
+
+
+def test_what_a_service_would_be_asked_needs_no_key(files, monkeypatch):
+    for model, key in (("gemini-embedding-2", "GEMINI_API_KEY"), ("voyage-multimodal-3.5", "VOYAGE_API_KEY")):
+        monkeypatch.delenv(key, raising=False)
+        text = run("show", model, "--item", files / "one.json")
+        assert "a red dog" in text and "50 x 30" in text
 
 
 def test_bad_items_are_one_line(files):

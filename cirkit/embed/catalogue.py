@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FAMILIES', 'FILES', 'MODELS', 'SETTINGS', 'WEIGHTS', 'Feed', 'Source', 'Entry', 'read_models', 'resolve', 'zoo_dir',
-           'weights_hash', 'write_record', 'local_folder', 'status', 'entries', 'load', 'adapter', 'check']
+           'weights_hash', 'write_record', 'local_folder', 'status', 'entries', 'check', 'load', 'adapter']
 
 # %% ../../nbs/embed/09_catalogue.ipynb #ca176a3c1
 import inspect
@@ -34,9 +34,11 @@ class Feed:
     template: str = ""                  # name of the wording around text and image
     processor: str = ""                 # hub id of tokenizer and image processor, if another model's
     resize: tuple[int, ...] = ()        # width and height in pixels, before the model's own processing; the aspect is not kept
+    round_to: int = 0                   # pixels: sides become multiples of it, likewise before
     image: str = ""                     # what else happens to an image
     image_tokens: tuple[int, ...] = ()  # least, most, side of one token in pixels; 0: not known
     max_length: int = 0                 # tokens; 0: not known
+    long: str = ""                      # an item above that: "cut" its text; "": refuse it
     pooling: str = ""
     padding: str = ""                   # "left" or "right"; "": not known, or of no account
     dtype: str = ""
@@ -56,6 +58,7 @@ class Source:
     published_transformers: str = ""
     packages: tuple[str, ...] = ()     # further modules that must be installed
     key: str = ""                      # environment variable with an API's key
+    obstacle: str = ""                 # why cirkit cannot load it
 
 # %% ../../nbs/embed/09_catalogue.ipynb #c688c6787
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +182,7 @@ def local_folder(entry: Entry) -> Path | None:  # None: not on this machine, as 
 
 def status(entry: Entry) -> str:
     "What a model lacks: 'shipped', 'here' or 'ready' say that it can be used."
+    if entry.obstacle: return "no adapter"
     if entry.key: return "ready" if os.environ.get(entry.key) else "needs key"
     if any(find_spec(p) is None for p in entry.packages): return "needs packages"
     if local_folder(entry) is None: return "needs weights"
@@ -190,6 +194,20 @@ def entries(models) -> list[Entry]:  # each once; names that are not in the cata
     return list({e.id: e for f in found for e in (f, *([MODELS[f.base]] if f.base else []))}.values())
 
 # %% ../../nbs/embed/09_catalogue.ipynb #cd1605d83
+def check(entry: Entry, folder: Path | None = None):
+    "Refuse what cannot be loaded, before anything is imported."
+    needs = f"model {entry.id!r}"
+    if entry.obstacle: raise CirkitError(f"{needs} cannot be loaded: {entry.obstacle}; load it yourself and wrap it with cirkit.embed.protocol.from_callable")
+    missing = [p for p in entry.packages if find_spec(p) is None]
+    if missing: raise CirkitError(f"{needs} needs the packages {' and '.join(missing)}; install them (pip install 'cirkit[{entry.id}]')")
+    if entry.transformers and version("transformers") not in SpecifierSet(entry.transformers):
+        raise CirkitError(f"{needs} needs transformers {entry.transformers}, {version('transformers')} is installed; pip install 'transformers{entry.transformers}'")
+    if entry.key and not os.environ.get(entry.key): raise CirkitError(f"{needs} needs a key; put it into the environment variable {entry.key}")
+    if entry.key or entry.shipped or folder or local_folder(entry): return
+    if not entry.hub: raise CirkitError(f"{needs}: its weights are not on the hub ({entry.weights}); give the folder with them")
+    if not entry.revision: raise CirkitError(f"{needs}: no revision of {entry.hub} is known here; give a commit of it (--revision), or a folder with its files")
+
+# %% ../../nbs/embed/09_catalogue.ipynb #c7b6807f2
 def load(model: str | Entry,               # an id, id@revision, or an entry
          folder: Path | None = None,       # files of the model; for our own models the folder of all of them
          revision: str | None = None,      # commit on the hub
@@ -209,24 +227,11 @@ def load(model: str | Entry,               # an id, id@revision, or an entry
     if loaded is not None: loaded[entry.id] = made
     return made
 
-# %% ../../nbs/embed/09_catalogue.ipynb #ce86e025c
+# %% ../../nbs/embed/09_catalogue.ipynb #c06d9c4b9
 def adapter(entry: Entry) -> Callable:
     "The function that loads a model."
     module, _, name = entry.adapter.partition(":")
     return getattr(import_module(module), name)
-
-def check(entry: Entry, folder: Path | None = None):
-    "Refuse what cannot be loaded, before anything is imported."
-    needs = f"model {entry.id!r}"
-    missing = [p for p in entry.packages if find_spec(p) is None]
-    if missing: raise CirkitError(f"{needs} needs the packages {' and '.join(missing)}; install them (pip install 'cirkit[{entry.id}]')")
-    if entry.transformers and version("transformers") not in SpecifierSet(entry.transformers):
-        raise CirkitError(f"{needs} needs transformers {entry.transformers}, {version('transformers')} is installed; pip install 'transformers{entry.transformers}'")
-    if entry.shipped or folder or local_folder(entry): return
-    if entry.key:
-        if not os.environ.get(entry.key): raise CirkitError(f"{needs} needs a key; put it into the environment variable {entry.key}")
-    elif not entry.hub: raise CirkitError(f"{needs}: its weights are not on the hub ({entry.weights}); give the folder with them")
-    elif not entry.revision: raise CirkitError(f"{needs}: no revision of {entry.hub} is known here; give a commit of it (--revision), or a folder with its files")
 
 def _call(make, entry, given):
     "Call an adapter; `loaded` is passed only to one that can share."

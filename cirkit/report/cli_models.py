@@ -7,7 +7,7 @@ __all__ = ['chosen', 'table', 'listed', 'shown', 'reads', 'read_item', 'fed', 'r
 
 # %% ../../nbs/report/14g_cli_models.ipynb #cb3232208
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -24,6 +24,7 @@ def chosen(family: str = '', paper: str = '') -> list:  # entries
     if paper and paper not in papers: raise unknown('paper', paper, papers)
     return [e for e in MODELS.values() if (not family or e.family == known[family.lower()]) and (not paper or paper in e.papers)]
 
+# %% ../../nbs/report/14g_cli_models.ipynb #c80182590
 def table(rows: list,        # of equal length, strings; the first is the head
          ) -> str:
     "Columns side by side."
@@ -40,7 +41,7 @@ def listed(entries: list, paper: str = '') -> str:
     said = ', '.join(f'{n} {s}' if n == 1 else f"{n} {s.replace('needs', 'need')}" for s, n in counts.items())
     return f'{table([head, *rows])}\n{len(entries)} models: {said}'
 
-# %% ../../nbs/report/14g_cli_models.ipynb #cded1f45f
+# %% ../../nbs/report/14g_cli_models.ipynb #c1d63b0f2
 _WORDS = {'image_tokens': lambda v: f"{v[0] or 'not stated'} to {v[1]:,}, of {v[2]} px a side" if v[0] != v[1] else f'{v[0]}, of {v[2]} px a side',
           'resize': lambda v: ' x '.join(map(str, v)), 'cir_trained': lambda v: 'yes' if v else 'no', 'on': ', '.join, 'packages': ', '.join,
           'papers': lambda v: ', '.join(f'{p.upper()}: {n}' for p, n in v.items()),
@@ -48,9 +49,10 @@ _WORDS = {'image_tokens': lambda v: f"{v[0] or 'not stated'} to {v[1]:,}, of {v[
 _MISSING = {'cir_trained': 'not stated', 'dim': 'not known before the first vector', 'licence': 'not known', 'revision': 'not known; give --revision, or --folder'}
 _LABELS = {'on': 'settings', 'hub': 'hub or service', 'key': 'key in'}
 _ORDER = ('family', 'method', 'backbone', 'architecture', 'release', 'cir_trained', 'dim', 'hub', 'revision', 'file', 'weights', 'base', 'licence', 'papers', 'template',
-          'query_instruction', 'target_instruction', 'processor', 'resize', 'image', 'image_tokens', 'max_length', 'pooling', 'padding', 'dtype', 'on', 'transformers',
-          'published_transformers', 'packages', 'key', 'adapter')
+          'query_instruction', 'target_instruction', 'processor', 'resize', 'round_to', 'image', 'image_tokens', 'max_length', 'long', 'pooling', 'padding', 'dtype', 'on', 'transformers',
+          'published_transformers', 'packages', 'key', 'adapter', 'obstacle')
 
+# %% ../../nbs/report/14g_cli_models.ipynb #c9c0e3208
 def shown(entry) -> str:
     "All that is known of a model."
     from cirkit.embed.catalogue import status
@@ -65,6 +67,7 @@ def _told(entry, name):
         return _MISSING.get(name, '') if name != 'revision' or entry.hub and not entry.key else ''
     return _WORDS.get(name, str)(value) + (' (not confirmed)' if name in entry.unconfirmed else '')
 
+# %% ../../nbs/report/14g_cli_models.ipynb #cd3198d64
 def reads(entry) -> dict:   # what an item is -> text
     "The words around an item."
     from cirkit.embed.prompts import TEMPLATES, render
@@ -73,7 +76,7 @@ def reads(entry) -> dict:   # what an item is -> text
     cases = {'query': (1, '{text}', 'query'), 'query without image': (0, '{text}', 'query'), 'query without text': (1, '', 'query'), 'target': (1, '', 'target')}
     return {what: render(entry.template, n, text, side, said[side]) for what, (n, text, side) in cases.items()}
 
-# %% ../../nbs/report/14g_cli_models.ipynb #c895b8190
+# %% ../../nbs/report/14g_cli_models.ipynb #cfec8765b
 def read_item(path: Path | None,   # an image, or a JSON file with `images` and `text`
               text: str = '',
              ):                    # an Item
@@ -91,20 +94,20 @@ def read_item(path: Path | None,   # an image, or a JSON file with `images` and 
         raise CirkitError(f'{path}: images must be a list of file names, text a string; {json.dumps(row)[:100]} is not that')
     return Item(str(row.get('id', path.stem)), tuple(path.parent/i for i in images), words)
 
+# %% ../../nbs/report/14g_cli_models.ipynb #c48f51d8e
 def fed(entry, item, side: str, **options) -> dict:
     "What a model would be fed; without its files, what can be told without them."
-    from cirkit.embed.catalogue import check, load, local_folder
+    from cirkit.embed.catalogue import adapter, check, load
     from cirkit.embed.prompts import TEMPLATES
-    try: check(entry, options.get('folder') or local_folder(entry))
+    if entry.key: return adapter(entry)(entry).describe(item, side)   # nothing is asked of the service, so no key is needed
+    try: check(replace(entry, revision=options.get('revision') or entry.revision), options.get('folder'))
     except CirkitError as error:
         if entry.template not in TEMPLATES: raise
         return rendered(entry, item, side) | {'tokens': f'not counted: {error}'}
     model = load(entry, **options)
-    describe = getattr(getattr(model, 'preparer', model), 'describe', None)
-    if describe is None: raise CirkitError(f'model {entry.id!r} cannot tell what it is fed; its vectors are made by {type(model).__name__}')
-    return describe(item, side)
+    return getattr(model, 'preparer', model).describe(item, side)
 
-# %% ../../nbs/report/14g_cli_models.ipynb #c9c0e3208
+# %% ../../nbs/report/14g_cli_models.ipynb #c91f26190
 def rendered(entry, item, side: str) -> dict:
     "The text and the images' own sizes, which need no files of the model."
     from cirkit.embed.prompts import render, shown_instruction
@@ -123,7 +126,7 @@ def _pair(key, value, indent):
     if isinstance(value, (dict, list, tuple)) and value: return [f'{indent}{key}:', *lines(value, indent + '  ')]
     return [f"{indent}{key}: {json.dumps(value, ensure_ascii=False) if value or value in (0, '') else 'none'}"]
 
-# %% ../../nbs/report/14g_cli_models.ipynb #cd3198d64
+# %% ../../nbs/report/14g_cli_models.ipynb #c6a26bfa4
 @click.group(invoke_without_command=True)
 @click.option('--family', default='', metavar='NAME', help='MLLM, non-MLLM or closed.')
 @click.option('--paper', default='', metavar='NAME', help='Only those that edir evaluates, or circus audits.')
@@ -145,7 +148,7 @@ def models(ctx, family, paper, as_json):
     some = chosen(family, paper)
     click.echo(json.dumps([asdict(e) | {'status': status(e)} for e in some], indent=1) if as_json else listed(some, paper))
 
-# %% ../../nbs/report/14g_cli_models.ipynb #c13626f46
+# %% ../../nbs/report/14g_cli_models.ipynb #c9161495e
 @models.command()
 @click.argument('model', metavar='ID')
 @click.option('--setting', default='', metavar='NAME', help="A benchmark's or paper's way to use it: edir, circus-cirr, mteb ...")
@@ -172,6 +175,7 @@ def show(model, setting, item, text, side, modality, absent, folder, revision, a
     result = fed(entry, _presented(item, text, side, modality, absent), side, folder=folder, revision=revision)
     click.echo(json.dumps(result, indent=1, ensure_ascii=False) if as_json else '\n'.join([f'{entry.id}, {side}, {modality}', *lines(result, '  ')]))
 
+# %% ../../nbs/report/14g_cli_models.ipynb #c4292913f
 def _presented(path, text, side, modality, absent):
     "The item as the modality shows it."
     from cirkit.embed.protocol import ABSENT, CONVENTIONS, SIDES, present
