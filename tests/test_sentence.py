@@ -31,7 +31,8 @@ def test_only_a_commit_pins_a_model(revision):
     with pytest.raises(CirkitError, match="is no commit"): sentence.load("org/name", revision=revision)
 
 
-library = pytest.importorskip("sentence_transformers", reason="needs the extra 'sentence'")
+@pytest.fixture(scope="session")
+def library(): return pytest.importorskip("sentence_transformers", reason="needs the extra 'sentence'")
 
 
 def marks(tokenizer, pairs):
@@ -47,7 +48,7 @@ def image_processor():
 
 
 @pytest.fixture(scope="session")
-def clip(tmp_path_factory):
+def clip(library, tmp_path_factory):
     "A tiny CLIP as transformers saves it: text and image, never together."
     from transformers import CLIPModel, CLIPProcessor, PreTrainedTokenizerFast
     folder, words = tmp_path_factory.mktemp("clip"), train_tokenizer(["a red dog", "two blue cats that is in the picture", "find this photo"]*2, 140)
@@ -64,7 +65,7 @@ TEMPLATE = ("{% for m in messages %}{{m.role}}: {% if m.content is string %}{{m.
             "{% if c.type == 'image' %}<image>\n{% elif c.type == 'text' %}{{c.text}}{% endif %}{% endfor %}{% endif %}</s>{% endfor %}")
 
 @pytest.fixture(scope="session")
-def llava(tmp_path_factory):
+def llava(library, tmp_path_factory):
     "A tiny LLaVA with last-token pooling as sentence-transformers saves it: text, image and both."
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
@@ -106,6 +107,11 @@ def test_contract_of_llava_added_up(llava, tmp_path): check(lambda: load(llava, 
 
 # the vectors are the library's own
 
+def test_another_version_is_refused(clip, monkeypatch):
+    monkeypatch.setattr(sentence, "version", lambda name: "5.4.0")
+    with pytest.raises(CirkitError, match=r"needs sentence-transformers >=6.1,<7, 5.4.0 is installed; pip install"): load(clip)
+
+
 def unit(v): return v/np.linalg.norm(v, axis=-1, keepdims=True)
 
 def test_clip_added_up_by_hand(clip, tmp_path):
@@ -120,7 +126,7 @@ def test_clip_added_up_by_hand(clip, tmp_path):
         np.testing.assert_allclose(ours.encode([item], "query", modality), hand, atol=1e-5, err_msg=modality)
 
 
-def test_llava_is_fed_together(llava, tmp_path):
+def test_llava_is_fed_together(library, llava, tmp_path):
     item, plain = make_items(tmp_path)[0], library.SentenceTransformer(str(llava), device="cpu")
     both = {"image": sentence.picture(item, item.images[0]), "text": item.text}
     ours, other = load(llava), load(llava, fusion="text-image")
@@ -141,7 +147,7 @@ def test_prompts_are_the_users_if_given(llava, tmp_path):
     np.testing.assert_allclose(black.encode([item], "query", "image"), none.encode([item], "query", "image"), atol=1e-6)
 
 
-def test_a_text_is_never_taken_for_a_file(llava, tmp_path):
+def test_a_text_is_never_taken_for_a_file(library, llava, tmp_path):
     write_image(tmp_path/"dog.png", np.zeros((40, 40, 3), np.uint8))
     text = str(tmp_path/"dog.png")
     plain = library.SentenceTransformer(str(llava), device="cpu").encode_document([{"text": text}])
@@ -169,7 +175,7 @@ def test_what_a_model_cannot_take_is_said(clip, tmp_path):
     with pytest.raises(CirkitError, match="unknown convention"): load(clip, absent="none")
 
 
-def test_a_text_only_model(tmp_path):
+def test_a_text_only_model(library, tmp_path):
     from sentence_transformers.sentence_transformer.modules import Pooling
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
     words = train_tokenizer(["a red dog", "cats"]*2, 140)
@@ -185,7 +191,7 @@ def test_a_text_only_model(tmp_path):
     with pytest.raises(CirkitError, match="model 'tiny' takes no images, it takes text"): model.encode(items, "query", "composed")
 
 
-def test_a_folder_that_is_no_model_is_one_line(tmp_path):
+def test_a_folder_that_is_no_model_is_one_line(library, tmp_path):
     with pytest.raises(CirkitError, match="no model is there"): load(tmp_path)
     with pytest.raises(CirkitError, match="no model is there"): load(tmp_path/"nowhere")
     (tmp_path/"config.json").write_text("{}")
