@@ -41,6 +41,13 @@ def image_name(id: int) -> str:
     "The file of a COCO image."
     return f'unlabeled2017/{id:012d}.jpg'
 
+def _aspects(row, where: str) -> list[str]:
+    aspects = take_list(row, 'semantic_aspects', str, where)
+    for a in aspects:
+        if a not in ASPECTS: raise unknown(f'semantic aspect in {where}', a, ASPECTS)
+    return aspects
+
+# %% ../../nbs/loaders/03_circo.ipynb #c04d006c4
 def _query(row, where: str, template: str, labels: bool) -> tuple[Query, tuple]:
     "A query and the ids of its right answers, the original target first."
     where = f"{where}, id {take(row, 'id', int, where)}"
@@ -57,13 +64,7 @@ def _query(row, where: str, template: str, labels: bool) -> tuple[Query, tuple]:
     text = template.format(rel=rel, shared=shared)
     return Query(str(row['id']), (image_name(reference),), text, modality(text), source=str(reference), extra=extra), right
 
-def _aspects(row, where: str) -> list[str]:
-    aspects = take_list(row, 'semantic_aspects', str, where)
-    for a in aspects:
-        if a not in ASPECTS: raise unknown(f'semantic aspect in {where}', a, ASPECTS)
-    return aspects
-
-# %% ../../nbs/loaders/03_circo.ipynb #cab2a6633
+# %% ../../nbs/loaders/03_circo.ipynb #c6172d3f5
 _INFO = tuple(f'{place}image_info_unlabeled2017.json' for place in ('COCO2017_unlabeled/annotations/', 'annotations/', 'COCO2017_unlabeled/', ''))
 
 def _gallery(data):
@@ -85,7 +86,7 @@ def _check(path, queries, pos, listed, ids, split, expected):
     check_labels(path, known, listed, pos)
     check_labels(path, known, listed, {q.id: [q.extra['reference']] for q in queries}, 'reference')
 
-# %% ../../nbs/loaders/03_circo.ipynb #c6172d3f5
+# %% ../../nbs/loaders/03_circo.ipynb #cfeeb4d4a
 def load(data,                  # folder with annotations/ and, for a gallery, COCO2017_unlabeled/
          split: str='val',      # or 'test'
          variant: str='official',  # a name of PROTOCOLS

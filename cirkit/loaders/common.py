@@ -79,6 +79,7 @@ def check_unique(path, what: str, ids):
     twice = next(i for i in ids if i in seen or seen.add(i))
     raise CirkitError(f"{path}: {what} {twice!r} occurs twice; remove one")
 
+# %% ../../nbs/loaders/01_common.ipynb #c1abdf921
 def check_labels(path, gallery: dict, gallery_path, labels: dict, what: str='target'):  # query id -> candidate ids
     "Refuse a label that the gallery does not hold."
     for qid, ids in labels.items():
@@ -87,7 +88,7 @@ def check_labels(path, gallery: dict, gallery_path, labels: dict, what: str='tar
                 raise CirkitError(f"{path}: query {qid!r}: {what} {cid!r} is in no gallery; {gallery_path} has {len(gallery):,} "
                                   "candidates: get both files from one release")
 
-# %% ../../nbs/loaders/01_common.ipynb #ceaaf0e81
+# %% ../../nbs/loaders/01_common.ipynb #ceb0ddac1
 IMAGES = ('absent', 'check')
 
 def missing_images(bench: Benchmark) -> list[str]:  # sorted
@@ -103,7 +104,7 @@ def with_images(bench: Benchmark, images: str) -> Benchmark:  # the same
                                f"missing or empty, first {gone[0]!r}; get them: results on fewer images compare with nothing")
     return bench
 
-# %% ../../nbs/loaders/01_common.ipynb #c4f756c3d
+# %% ../../nbs/loaders/01_common.ipynb #cccf40d2f
 PUBLISHED = {
     'cirr': {'cap.rc2.val.json': 'a85c3a1aa464f1af7229918e8018d08b8b20ce5dab479ffdf39d61113140f919',
              'split.rc2.val.json': 'de36f7a7219c8bb06347a67748cfc68405be7dad62853a1e31846c98e491235b',
@@ -127,7 +128,7 @@ def _copy(benchmark: str, files: dict[str, str]) -> str:
     if changed: return f"other bytes than published: {', '.join(changed)}"
     return 'as published' if known else 'published hashes not known'
 
-# %% ../../nbs/loaders/01_common.ipynb #c9f885bce
+# %% ../../nbs/loaders/01_common.ipynb #cda483df1
 def about(benchmark: str,      # its name in the registry
           data, paths,         # annotation files, below `data`
           part: str='',        # category or task; '' where a benchmark is one piece

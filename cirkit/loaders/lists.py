@@ -35,6 +35,7 @@ class Lists:
     @property
     def complete(self) -> bool: return len(self.qids) == self.expected
 
+# %% ../../nbs/loaders/11_lists.ipynb #ce00fd79d
 @dataclass(frozen=True, eq=False)
 class Scores:
     "Scores of each query's own candidates."
@@ -47,7 +48,7 @@ class Scores:
     @property
     def complete(self) -> bool: return len(self.qids) == self.expected
 
-# %% ../../nbs/loaders/11_lists.ipynb #ce00fd79d
+# %% ../../nbs/loaders/11_lists.ipynb #cae2084b5
 def _number(value, where: str) -> int:
     if type(value) is int and value >= 0: return value
     if type(value) is str and value.isascii() and value.isdecimal() and len(value) < 19: return int(value)
@@ -66,69 +67,6 @@ def clean_ids(values, numeric: bool, where: str) -> list:
     twice = next(v for v in values if v in seen or seen.add(v))
     raise CirkitError(f"{where}: {twice!r} occurs twice; a list ranks each candidate once")
 
-# %% ../../nbs/loaders/11_lists.ipynb #cae3c4cdd
-class _Open(dict):
-    "Places that grow with every new id."
-    def __missing__(self, key):
-        self[key] = place = len(self)
-        return place
-
-def _index(ids: list) -> dict:
-    "Id -> place."
-    return {id: n for n, id in enumerate(ids)} if ids else _Open()
-
-def _one_by_one(lists: list, wheres: list[str], index: dict, numeric: bool, gallery_id: str) -> list[np.ndarray]:
-    "Places of each list; the first fault is told."
-    coded = []
-    for values, here in zip(lists, wheres):
-        ids = clean_ids(values, numeric, here)
-        try: coded.append(np.fromiter(map(index.__getitem__, ids), np.int32, len(ids)))
-        except KeyError as e:
-            raise CirkitError(f"{here}: {short(e.args[0])} is not in the gallery of {len(index):,} ({gallery_id}); rank that gallery") from None
-    return coded
-
-def _at_once(lists: list, ids: list, numeric: bool):
-    "Places of all lists as one flat array and the names they are places of; None if anything is unusual."
-    if set(map(type, lists)) - {list}: return None
-    flat = list(itertools.chain.from_iterable(lists))
-    if set(map(type, flat)) - {int if numeric else str}: return None
-    kind = pa.int64() if numeric else pa.string()
-    try: values = pa.array(flat, kind)
-    except (pa.ArrowException, OverflowError, UnicodeError): return None
-    if ids: codes, names = pc.index_in(values, pa.array(ids, kind)), ids
-    else:
-        table = values.dictionary_encode()
-        codes, names = table.indices, table.dictionary.to_pylist()
-    if codes.null_count or numeric and len(names) and min(names) < 0: return None
-    return codes.to_numpy().astype(np.int32), names
-
-# %% ../../nbs/loaders/11_lists.ipynb #c428921dd
-def encode(answers: dict[str, list],   # query id -> ranked ids
-           bench: Benchmark,
-           where,                      # the file, for errors
-           part: str='',
-           kind: str='gallery',
-           numeric: bool=False,        # ids are numbers
-           groups: dict|None=None,     # query id -> the only ids that its list may hold
-          ) -> Lists:
-    "Turn lists of ids into an array of places."
-    rows = [n for n, q in enumerate(bench.queries) if q.id in answers]
-    qids = tuple(bench.queries[n].id for n in rows)
-    lists, wheres = [answers[q] for q in qids], [f"{where}: query {q!r}" for q in qids]
-    ids = [int(c.id) if numeric else c.id for c in bench.gallery]
-    found = _at_once(lists, ids, numeric)
-    codes = None if found is None else _stack(*found[:1], list(map(len, lists)), where)
-    if codes is None or _twice(codes):
-        index = _index(ids)
-        coded = _one_by_one(lists, wheres, index, numeric, bench.gallery_id)
-        found = np.concatenate([np.zeros(0, np.int32), *coded]), list(index)
-        codes = _stack(found[0], list(map(len, coded)), where)
-    names = tuple(map(str, found[1]))
-    for here, q, row in zip(wheres, qids, codes) if groups else ():
-        if odd := {names[c] for c in row if c >= 0} - set(groups[q]):
-            raise CirkitError(f"{here}: {min(odd)!r} is no member of the query's own set of {len(groups[q])}")
-    return Lists(part, kind, qids, np.array(rows, np.int64), names, codes, len(bench.queries))
-
 # %% ../../nbs/loaders/11_lists.ipynb #c81f38cd0
 MAX_CELLS = 1 << 29  # of one array of places: 2 GiB
 
@@ -146,7 +84,62 @@ def _twice(codes: np.ndarray) -> bool:
     ordered = np.sort(codes, 1)
     return bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != END)).any())
 
+# %% ../../nbs/loaders/11_lists.ipynb #c110756d2
+def _at_once(lists: list, ids: list, numeric: bool, where):
+    "Places of all lists, (q, k) int32, and the names they are places of; None if anything is unusual."
+    if set(map(type, lists)) - {list}: return None
+    flat = list(itertools.chain.from_iterable(lists))
+    if set(map(type, flat)) - {int if numeric else str}: return None
+    kind = pa.int64() if numeric else pa.string()
+    try: values = pa.array(flat, kind)
+    except (pa.ArrowException, OverflowError, UnicodeError): return None
+    if ids: places, names = pc.index_in(values, pa.array(ids, kind)), ids
+    else:
+        table = values.dictionary_encode()
+        places, names = table.indices, table.dictionary.to_pylist()
+    if places.null_count or numeric and len(names) and min(names) < 0: return None
+    codes = _stack(places.to_numpy().astype(np.int32), list(map(len, lists)), where)
+    return None if _twice(codes) else (codes, names)
+
+# %% ../../nbs/loaders/11_lists.ipynb #c88eeb2ba
+class _Open(dict):
+    "Places that grow with every new id."
+    def __missing__(self, key):
+        self[key] = place = len(self)
+        return place
+
+def _one_by_one(lists: list, ids: list, numeric: bool, where, wheres: list[str], gallery_id: str):
+    "As `_at_once`, list by list; the first fault is told."
+    index, coded = {id: n for n, id in enumerate(ids)} if ids else _Open(), []
+    for values, here in zip(lists, wheres):
+        clean = clean_ids(values, numeric, here)
+        try: coded.append(np.fromiter(map(index.__getitem__, clean), np.int32, len(clean)))
+        except KeyError as e:
+            raise CirkitError(f"{here}: {short(e.args[0])} is not in the gallery of {len(index):,} ({gallery_id}); rank that gallery") from None
+    return _stack(np.concatenate([np.zeros(0, np.int32), *coded]), list(map(len, coded)), where), list(index)
+
 # %% ../../nbs/loaders/11_lists.ipynb #c02ecf247
+def encode(answers: dict[str, list],   # query id -> ranked ids
+           bench: Benchmark,
+           where,                      # the file, for errors
+           part: str='',               # of the benchmark
+           kind: str='gallery',        # or 'subset'
+           numeric: bool=False,        # ids are numbers
+           groups: dict|None=None,     # query id -> the only ids that its list may hold
+          ) -> Lists:
+    "Turn lists of ids into an array of places."
+    rows = [n for n, q in enumerate(bench.queries) if q.id in answers]
+    qids = tuple(bench.queries[n].id for n in rows)
+    lists, wheres = [answers[q] for q in qids], [f"{where}: query {q!r}" for q in qids]
+    asked = lists, [int(c.id) if numeric else c.id for c in bench.gallery], numeric, where
+    codes, names = _at_once(*asked) or _one_by_one(*asked, wheres, bench.gallery_id)
+    names = tuple(map(str, names))
+    for here, q, row in zip(wheres, qids, codes) if groups else ():
+        if odd := {names[c] for c in row if c >= 0} - set(groups[q]):
+            raise CirkitError(f"{here}: {min(odd)!r} is no member of the query's own set of {len(groups[q])}")
+    return Lists(part, kind, qids, np.array(rows, np.int64), names, codes, len(bench.queries))
+
+# %% ../../nbs/loaders/11_lists.ipynb #c84fd068a
 def places(lists: Lists,
            labels: dict[str, tuple],  # query id -> candidate ids
           ) -> tuple[np.ndarray, np.ndarray]:  # (q, r) int32, ABSENT where there is none; (q,) int64 their number
@@ -157,6 +150,7 @@ def places(lists: Lists,
     for row, codes in zip(out, some): row[:len(codes)] = codes
     return out, np.array(list(map(len, some)), np.int64)
 
+# %% ../../nbs/loaders/11_lists.ipynb #c42a86b91
 def without(lists: Lists,
             labels: dict[str, tuple],  # query id -> candidate ids to take out
            ) -> Lists:
@@ -170,7 +164,7 @@ def references(bench: Benchmark) -> dict[str, tuple]:  # query id -> ids
     "Each query's reference, as a candidate."
     return {q.id: (q.extra['reference'],) for q in bench.queries if 'reference' in q.extra}
 
-# %% ../../nbs/loaders/11_lists.ipynb #c1d46bbf5
+# %% ../../nbs/loaders/11_lists.ipynb #ce9692549
 def cutoffs(ks: Iterable[int]) -> tuple[int, ...]:
     "Cut-offs, each at least 1."
     bad = [k for k in ks if type(k) is not int or k < 1]

@@ -31,6 +31,7 @@ def _unzip(data: bytes, path) -> bytes:
     if len(data) > MAX_BYTES: raise CirkitError(f"{path}: unpacks to more than {MAX_BYTES:,} bytes; split it")
     return data
 
+# %% ../../nbs/loaders/12_predictions.ipynb #cc2312c5f
 def _object(pairs: list) -> dict:
     "An object whose keys are unique."
     out = dict(pairs)
@@ -46,6 +47,7 @@ def _read(path: Path):
         if isinstance(e, CirkitError): raise
         raise CirkitError(f"{path}: not JSON predictions ({e}); write the file again") from None
 
+# %% ../../nbs/loaders/12_predictions.ipynb #c95fcd9a1
 def read_file(path):  # any JSON value; of a folder: {category: value}
     "The content of a prediction file, or of a folder of FashionIQ's `<category>.<split>.pred.json` files."
     path = Path(path)
@@ -54,12 +56,17 @@ def read_file(path):  # any JSON value; of a folder: {category: value}
     if not files: raise CirkitError(f"{path}: holds no <category>.<split>.pred.json; give a prediction file")
     return {p.name.split('.')[0]: _read(p) for p in files}
 
-# %% ../../nbs/loaders/12_predictions.ipynb #c5bddba1b
+# %% ../../nbs/loaders/12_predictions.ipynb #c8d234931
 def _key(key: str, numeric: bool) -> str:
     "A query's id as the benchmark spells it: numbers without leading zeros."
     return str(int(key)) if numeric and key.isascii() and key.isdecimal() and len(key) < 19 else key
 
-def by_query(value, bench: Benchmark, where, partial: bool, numeric: bool) -> dict:  # query id -> value
+def by_query(value,             # an object, or a list in the order of the annotations
+             bench: Benchmark,
+             where,             # the file, for errors
+             partial: bool,     # queries may be missing
+             numeric: bool,     # query ids are numbers, so leading zeros say nothing
+            ) -> dict:          # query id -> its value
     "The answers of a file, each to a query of the benchmark."
     if type(value) is list:
         if len(value) > len(bench.queries):
@@ -71,6 +78,7 @@ def by_query(value, bench: Benchmark, where, partial: bool, numeric: bool) -> di
     _complete(answers, bench, where, partial)
     return answers
 
+# %% ../../nbs/loaders/12_predictions.ipynb #c52140e84
 def _complete(answers: dict, bench: Benchmark, where, partial: bool):
     "Every query is answered, and nothing else."
     known = {q.id for q in bench.queries}
@@ -81,7 +89,7 @@ def _complete(answers: dict, bench: Benchmark, where, partial: bool):
         raise CirkitError(f"{where}: query {gone[0]!r} of {bench.name} {bench.split} has no predictions "
                           f"({len(gone):,} of {len(known):,} are missing); add them, or score the rest with --partial (partial=True)")
 
-# %% ../../nbs/loaders/12_predictions.ipynb #c52140e84
+# %% ../../nbs/loaders/12_predictions.ipynb #c8b4f9499
 NUMERIC_IDS = ('circo', 'lasco')               # candidate ids are numbers
 NUMERIC_QUERIES = ('circo', 'lasco', 'cirr', 'fashioniq', 'genecis')
 
@@ -91,10 +99,13 @@ def _plain(value, parts: dict, where, partial: bool) -> list[Lists]:
     answers = by_query(value, bench, where, partial, family(bench) in NUMERIC_QUERIES)
     return [encode(answers, bench, where, part, numeric=family(bench) in NUMERIC_IDS)]
 
-# %% ../../nbs/loaders/12_predictions.ipynb #c8b4f9499
+# %% ../../nbs/loaders/12_predictions.ipynb #cf7780ad8
 _PAIR = {'gallery_raw': 'gallery', 'subset_raw': 'subset'}
 
-def by_kind(value, bench: Benchmark, where) -> dict:  # kind -> answers
+def by_kind(value,             # what `read_file` gave
+            bench: Benchmark,
+            where,             # the file, for errors
+           ) -> dict:          # 'gallery' or 'subset' -> its answers
     "The gallery lists of a file, and the subset lists that a CIRR file can hold."
     if type(value) is not dict or family(bench) != 'cirr': return {'gallery': value}
     head = {k: value[k] for k in ('version', 'metric') if k in value}
@@ -113,6 +124,7 @@ def _cirr_pairs(value: dict, where) -> dict:
         for key, ids in pair.items(): kinds.setdefault(_PAIR[key], {})[qid] = ids
     return kinds
 
+# %% ../../nbs/loaders/12_predictions.ipynb #c97f3cd94
 def _cirr(value, parts: dict, where, partial: bool) -> list[Lists]:
     (part, bench), = parts.items()
     groups = {q.id: q.extra['members'] for q in bench.queries}
@@ -120,8 +132,10 @@ def _cirr(value, parts: dict, where, partial: bool) -> list[Lists]:
                    groups=groups if kind == 'subset' else None)
             for kind, answers in by_kind(value, bench, where).items()]
 
-# %% ../../nbs/loaders/12_predictions.ipynb #cf7780ad8
-def declared_gallery(value, where) -> str|None:
+# %% ../../nbs/loaders/12_predictions.ipynb #c6f9bc1a0
+def declared_gallery(value,  # what `read_file` gave
+                     where,  # the file, for errors
+                    ) -> str|None:
     "The FashionIQ gallery that a file's content names."
     gallery = value.get('gallery') if type(value) is dict and 'rankings' in value else None
     if gallery is not None and gallery not in ('original', 'val'): raise unknown(f'gallery in {where}', short(gallery), ('original', 'val'))
@@ -137,6 +151,7 @@ def _rankings(value, where) -> dict:  # category -> answers
     return {category: _numbered(lists, queries[category], f"{where}, {category}") if category in queries else lists
             for category, lists in rankings.items()}
 
+# %% ../../nbs/loaders/12_predictions.ipynb #c69e8cda4
 def _numbered(lists, rows, where) -> dict:
     "Lists by row number."
     if type(lists) is not list or type(rows) is not list or len(lists) != len(rows):
@@ -146,7 +161,7 @@ def _numbered(lists, rows, where) -> dict:
     if len(set(rows)) < len(rows): raise CirkitError(f"{where}: query {next(r for i, r in enumerate(rows) if r in rows[:i])} occurs twice")
     return {str(r): some for r, some in zip(rows, lists)}
 
-# %% ../../nbs/loaders/12_predictions.ipynb #c97f3cd94
+# %% ../../nbs/loaders/12_predictions.ipynb #c573ab983
 def _records(answers, bench: Benchmark, where):
     "The lists of the challenge's records; anything else passes."
     if type(answers) is not list or not any(type(a) is dict for a in answers): return answers
@@ -174,7 +189,7 @@ def _fashioniq(value, parts: dict, where, partial: bool) -> list[Lists]:
         found.append(encode(by_query(_records(rankings[part], bench, here), bench, here, partial, True), bench, here, part))
     return found
 
-# %% ../../nbs/loaders/12_predictions.ipynb #c6f9bc1a0
+# %% ../../nbs/loaders/12_predictions.ipynb #c2d6aad9d
 def _row_scores(values, q, where) -> list:
     "The scores of one query."
     here, n = f"{where}: query {q.id!r}", len(q.extra['candidates'])
@@ -199,7 +214,7 @@ def _genecis(value, parts: dict, where, partial: bool) -> list[Scores]:
         found.append(Scores(task, tuple(bench.queries[n].id for n in rows), np.array(rows, np.int64), scores, len(bench.queries)))
     return found
 
-# %% ../../nbs/loaders/12_predictions.ipynb #c9c143df8
+# %% ../../nbs/loaders/12_predictions.ipynb #cfc2fc7cb
 _PARSERS = {'cirr': _cirr, 'fashioniq': _fashioniq, 'genecis': _genecis}
 
 def parse(value,                          # what `read_file` gave
@@ -211,6 +226,9 @@ def parse(value,                          # what `read_file` gave
     for bench in parts.values(): require_labels(bench)
     return _PARSERS.get(family(next(iter(parts.values()))), _plain)(value, parts, where, partial)
 
-def read_predictions(path, parts: dict[str, Benchmark], partial: bool=False) -> list[Lists|Scores]:
+def read_predictions(path,                  # a file, or FashionIQ's folder of files
+                     parts: dict[str, Benchmark],  # what `registry.load_parts` gave
+                     partial: bool=False,   # queries may be missing
+                    ) -> list[Lists|Scores]:
     "Read and parse a prediction file."
     return parse(read_file(path), parts, path, partial)

@@ -54,7 +54,11 @@ def check(bench: Benchmark,
     return clean
 
 # %% ../../nbs/loaders/13_submission.ipynb #c7bd648ab
-def submission(bench: Benchmark, lists, where='submission', metric: str='recall') -> bytes:
+def submission(bench: Benchmark,
+               lists,                # query id -> ranked ids, best first
+               where='submission',   # the file, for errors
+               metric: str='recall',  # CIRR: or 'recall_subset'
+              ) -> bytes:            # JSON
     "The content of a file for the server, checked."
     clean = check(bench, lists, where, metric)
     head = {'version': 'rc2', 'metric': metric} if bench.name == 'cirr' else {}
@@ -74,7 +78,9 @@ def write_submission(bench: Benchmark,
     return Path(path)
 
 # %% ../../nbs/loaders/13_submission.ipynb #c3cccbbc1
-def check_file(path, bench: Benchmark) -> dict[str, list]:  # query id -> ids
+def check_file(path,              # a submission, whoever wrote it
+               bench: Benchmark,
+              ) -> dict[str, list]:  # query id -> ids
     "Check a submission file."
     value, metric = read_file(path), 'recall'
     if type(value) is not dict: raise CirkitError(f"{path}: is no object; a submission maps query ids to lists")
