@@ -187,6 +187,7 @@ def test_what_cannot_be_loaded_is_said_before_any_work(monkeypatch):
         with pytest.raises(CirkitError, match=told): c.load(model)
         with pytest.raises(CirkitError, match=told): items.check_models(["world-clip", model])
     items.check_models(["world-clip", "lamra@0a1b2c"])
+    with pytest.raises(CirkitError, match="asked for twice"): items.check_models(["lamra@0a1b2c", "lamra@0a1b2d"])
     monkeypatch.setenv("VOYAGE_API_KEY", "k")
     assert c.status(c.MODELS["voyage-multimodal-3.5"]) == "ready"
 

@@ -120,10 +120,10 @@ def read_index(work: Path) -> dict:  # 'models' in table order, 'files' of their
 def check_models(models):
     "Refuse models that are unknown, or two of one name, before any work is done."
     if isinstance(models, str) or not models: raise CirkitError(f'models is {models!r}; give a list of names or Embedders')
-    names = [m if isinstance(m, str) else getattr(m, 'id', None) for m in models]
+    names = [m.partition('@')[0] if isinstance(m, str) else getattr(m, 'id', None) for m in models]   # without the revision
     for name, model in zip(names, models):
         if not isinstance(name, str) or not name.strip(): raise CirkitError(f'model {model!r} has no name; give a name of the zoo or an Embedder with an id')
-        if model is name: check(resolve(name))
+        if isinstance(model, str): check(resolve(model))
         if names.count(name) > 1: raise CirkitError(f'model {name!r} is asked for twice; give each model a name of its own')
 
 # %% ../../nbs/report/07_items.ipynb #c5e81bc63
