@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import CLIPModel, Qwen2VLModel
 
-import cirkit.train.albums
+import cirkit.world.albums
 import cirkit.train.corpus
 from cirkit.embed.dual import PAD, SPECIAL, clip_config, image_features, token_ids, train_tokenizer
 from cirkit.embed.lasttoken import qwen_config, sequences
 from cirkit.fingerprint import item_seed
-from cirkit.train.albums import SPACE, album, coarse_text, long_caption
+from cirkit.world.albums import SPACE, album, coarse_text, long_caption
 from cirkit.train.clip import ClipTrainee, clip_batches, clip_loss, framed, rarity, some_patches
 from cirkit.train.corpus import ALBUM, Corpus, album_batches, text_ids
 from cirkit.train.heads import partners
@@ -41,7 +41,7 @@ def test_training_scenes_come_from_their_own_seeds():
 
 
 def test_training_code_does_not_know_the_edits():
-    for module in (cirkit.train.albums, cirkit.train.corpus):
+    for module in (cirkit.world.albums, cirkit.train.corpus):
         names = {n.module for n in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(n, ast.ImportFrom)}
         names |= {a.name for n in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(n, ast.ImportFrom) for a in n.names}
         assert not names & {"world.edits", "cirkit.world.edits", "edits", "instruction", "apply_edit", "propose_edits"}

@@ -20,7 +20,7 @@ from ..embed.images import resize
 from ..errors import CirkitError
 from ..fingerprint import item_seed
 from ..io import read_json, write_json
-from .albums import SPACE, album, coarse_text, long_caption, noisy
+from ..world.albums import SPACE, album, coarse_text, long_caption, noisy
 from ..world.captions import CLAUSES, COMMANDS, NEGATIVE, OPENERS, caption
 from ..world.render import render
 

@@ -24,7 +24,7 @@ from ..embed.lasttoken import load_qwen, qwen_config, save_qwen, share_tower, to
 from ..embed.lite0 import LiteTower, ridge, save_lite0
 from ..errors import unknown
 from ..fingerprint import environment, item_seed
-from .albums import SPACE, album, long_caption
+from ..world.albums import SPACE, album, long_caption
 from .clip import ClipTrainee, clip_batches, clip_loss, rarity
 from .corpus import ALBUM, Corpus, build_corpus
 from .heads import (ComposerTrainee, WordTrainee, composer_batches, composer_loss, feature_batches, find_words, nearest_concepts,
