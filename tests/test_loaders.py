@@ -135,6 +135,28 @@ def test_a_file_that_is_no_file(tmp_path):
         with pytest.raises(CirkitError, match='unpacks to more than 1,000,000 bytes'): read_file(tmp_path / 'bomb')
 
 
+def test_one_file_of_a_category(tmp_path):
+    for name in ('dress.val.pred.json', 'dress.test.pred.json', 'shirt.val.pred.json'): write(tmp_path, {name: []})
+    with pytest.raises(CirkitError, match='dress.test.pred.json and dress.val.pred.json are of one category'): read_file(tmp_path)
+
+
+@pytest.mark.parametrize('name, part', [('fashioniq', 'shirt'), ('genecis', 'change_object')])
+@pytest.mark.parametrize('empty', [[], {}])
+def test_a_part_without_any_list_is_left_out_where_that_is_allowed(tmp_path, name, part, empty):
+    parts = load_parts(name, write(tmp_path, FILES[name]), expected=False)
+    value = PREDICTIONS[name].get('rankings', PREDICTIONS[name]) | {part: empty}
+    assert {some.part for some in parse(value, parts, 'p.json', partial=True)} == {*parts} - {part}
+    with pytest.raises(CirkitError, match=f'p.json, {part}: .*no query'): parse(value, parts, 'p.json')
+    with pytest.raises(CirkitError, match='answers no query'): parse({part: empty}, parts, 'p.json', partial=True)
+
+
+@pytest.mark.parametrize('score', ['NaN', 'Infinity', '-Infinity', '1e999', '1' + '0' * 400, '"1"', 'true', 'null', '[]'])
+def test_scores_that_are_no_numbers_are_told_with_their_query(tmp_path, score):
+    parts = load_parts('genecis', write(tmp_path, FILES['genecis']), expected=False)
+    (tmp_path / 'p.json').write_text('{"change_object": [[0.5, 0.25, 0.5], [1, %s, 3]], "focus_attribute": [[1, 0]]}' % score)
+    with pytest.raises(CirkitError, match="p.json, change_object: query '1': score .* is no finite number"): read_predictions(tmp_path / 'p.json', parts)
+
+
 # ---- lists
 
 IDS = st.lists(st.sampled_from('abcdefgh'), unique=True)

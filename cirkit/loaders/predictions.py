@@ -9,6 +9,7 @@ __all__ = ['NUMERIC_IDS', 'NUMERIC_QUERIES', 'read_file', 'by_query', 'by_kind',
 import gzip
 import io
 import json
+import sys
 import zlib
 from pathlib import Path
 from reprlib import repr as short
@@ -39,10 +40,8 @@ def _object(pairs: list) -> dict:
     seen = set()
     raise ValueError(f"key {next(k for k, _ in pairs if k in seen or seen.add(k))!r} occurs twice")
 
-def _constant(name: str): raise ValueError(f"{name} is no number")
-
 def _read(path: Path):
-    try: return json.loads(_unzip(read_bytes(path), path).decode('utf-8-sig'), object_pairs_hook=_object, parse_constant=_constant)
+    try: return json.loads(_unzip(read_bytes(path), path).decode('utf-8-sig'), object_pairs_hook=_object)
     except (ValueError, RecursionError) as e:
         if isinstance(e, CirkitError): raise
         raise CirkitError(f"{path}: not JSON predictions ({e}); write the file again") from None
@@ -54,7 +53,11 @@ def read_file(path):  # any JSON value; of a folder: {category: value}
     if not path.is_dir(): return _read(path)
     files = sorted(p for p in path.iterdir() if p.name.endswith(('.pred.json', '.pred.json.gz')))
     if not files: raise CirkitError(f"{path}: holds no <category>.<split>.pred.json; give a prediction file")
-    return {p.name.split('.')[0]: _read(p) for p in files}
+    by_category = {}
+    for file in files:
+        first = by_category.setdefault(file.name.split('.')[0], file)
+        if first != file: raise CirkitError(f"{path}: {first.name} and {file.name} are of one category; give a folder with one file of each")
+    return {category: _read(file) for category, file in by_category.items()}
 
 # %% ../../nbs/loaders/12_predictions.ipynb #c8d234931
 def _key(key: str, numeric: bool) -> str:
@@ -74,9 +77,14 @@ def by_query(value,             # an object, or a list in the order of the annot
         answers = {q.id: v for q, v in zip(bench.queries, value)}
     elif type(value) is dict: answers = {_key(k, numeric): v for k, v in value.items()}
     else: raise CirkitError(f"{where}: holds {short(value)}, not lists of {bench.name} by query")
-    if len(answers) < len(value): raise CirkitError(f"{where}: two keys name one query; drop leading zeros")
+    if len(answers) < len(value): raise CirkitError(f"{where}: two keys name query {_twice(value)!r}; drop leading zeros")
     _complete(answers, bench, where, partial)
     return answers
+
+def _twice(keys) -> str:
+    "The number that two keys spell."
+    seen = set()
+    return next(q for q in (_key(k, True) for k in keys) if q in seen or seen.add(q))
 
 # %% ../../nbs/loaders/12_predictions.ipynb #c52140e84
 def _complete(answers: dict, bench: Benchmark, where, partial: bool):
@@ -102,6 +110,8 @@ def _plain(value, parts: dict, where, partial: bool) -> list[Lists]:
 # %% ../../nbs/loaders/12_predictions.ipynb #cf7780ad8
 _PAIR = {'gallery_raw': 'gallery', 'subset_raw': 'subset'}
 
+def _name(value) -> str: return value if type(value) is str else short(value)
+
 def by_kind(value,             # what `read_file` gave
             bench: Benchmark,
             where,             # the file, for errors
@@ -112,7 +122,7 @@ def by_kind(value,             # what `read_file` gave
     value = {k: v for k, v in value.items() if k not in head}
     if head.get('version', 'rc2') != 'rc2': raise CirkitError(f"{where}: version is {short(head['version'])}; CIRR is at 'rc2'")
     metric = head.get('metric', 'recall')
-    if metric not in ('recall', 'recall_subset'): raise unknown(f'metric in {where}', short(metric), ('recall', 'recall_subset'))
+    if metric not in ('recall', 'recall_subset'): raise unknown(f'metric in {where}', _name(metric), ('recall', 'recall_subset'))
     if any(type(v) is dict for v in value.values()): return _cirr_pairs(value, where)
     return {'subset' if metric == 'recall_subset' else 'gallery': value}
 
@@ -138,7 +148,7 @@ def declared_gallery(value,  # what `read_file` gave
                     ) -> str|None:
     "The FashionIQ gallery that a file's content names."
     gallery = value.get('gallery') if type(value) is dict and 'rankings' in value else None
-    if gallery is not None and gallery not in ('original', 'val'): raise unknown(f'gallery in {where}', short(gallery), ('original', 'val'))
+    if gallery is not None and gallery not in ('original', 'val'): raise unknown(f'gallery in {where}', _name(gallery), ('original', 'val'))
     return gallery
 
 def _rankings(value, where) -> dict:  # category -> answers
@@ -183,11 +193,16 @@ def _fashioniq(value, parts: dict, where, partial: bool) -> list[Lists]:
         if category not in parts: raise unknown(f'category in {where}', category, parts)
     gone = [part for part in parts if part not in rankings]
     if gone and not partial: raise CirkitError(f"{where}: category {gone[0]!r} has no predictions; add them, or score the rest with --partial (partial=True)")
+    answers = {part: _records(rankings[part], bench, f"{where}, {part}") for part, bench in parts.items() if part in rankings}
     found = []
-    for part, bench in ((p, b) for p, b in parts.items() if p in rankings):
+    for part, some in _answered(answers, partial).items():
         here = f"{where}, {part}"
-        found.append(encode(by_query(_records(rankings[part], bench, here), bench, here, partial, True), bench, here, part))
+        found.append(encode(by_query(some, parts[part], here, partial, True), parts[part], here, part))
     return found
+
+def _answered(answers: dict, partial: bool) -> dict:
+    "Without the parts whose lists are all missing, if that is allowed and some are left."
+    return {part: some for part, some in answers.items() if some not in ([], {})} or answers if partial else answers
 
 # %% ../../nbs/loaders/12_predictions.ipynb #c2d6aad9d
 def _row_scores(values, q, where) -> list:
@@ -195,7 +210,7 @@ def _row_scores(values, q, where) -> list:
     here, n = f"{where}: query {q.id!r}", len(q.extra['candidates'])
     if type(values) is not list or len(values) != n:
         raise CirkitError(f"{here}: is {short(values)}, not a list of {n} scores, the target's first")
-    bad = [v for v in values if type(v) not in (int, float) or not abs(v) < float('inf')]
+    bad = [v for v in values if type(v) not in (int, float) or not abs(v) <= sys.float_info.max]  # NaN is not; an integer may be larger
     if bad: raise CirkitError(f"{here}: score {short(bad[0])} is no finite number")
     return values
 
@@ -205,8 +220,9 @@ def _genecis(value, parts: dict, where, partial: bool) -> list[Scores]:
         if task not in parts: raise unknown(f'task in {where}', task, parts)
     if not value: raise CirkitError(f"{where}: holds no task; write one of {', '.join(parts)}")
     found = []
-    for task, bench in ((t, b) for t, b in parts.items() if t in value):
-        answers = by_query(value[task], bench, f"{where}, {task}", partial, True)
+    for task, answers in _answered({t: value[t] for t in parts if t in value}, partial).items():
+        bench = parts[task]
+        answers = by_query(answers, bench, f"{where}, {task}", partial, True)
         rows = [n for n, q in enumerate(bench.queries) if q.id in answers]
         some = [_row_scores(answers[bench.queries[n].id], bench.queries[n], f"{where}, {task}") for n in rows]
         scores = np.full((len(rows), max(map(len, some))), np.nan)
