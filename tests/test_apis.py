@@ -399,11 +399,11 @@ def test_a_body_that_is_too_large_goes_in_parts(make, stub, tmp_path):
 
 
 def test_what_cannot_fit_is_not_sent(make, stub, tmp_path):
-    with pytest.raises(CirkitError, match="item 'x': up to 40016 text tokens and 0 image tokens do not fit into the limit of 32000"):
+    with pytest.raises(CirkitError, match="item 'x': 40016 text tokens and 0 image tokens do not fit into the limit of 32000"):
         make(IDS[1]).encode([Item("x", (), "a"*40_000)], "query", "text")
     wide = tmp_path/"wide.png"
     write_image(wide, np.zeros((100, 60_000, 3), np.uint8))
-    with pytest.raises(CirkitError, match="item 'w': up to 16 text tokens and 42860 image tokens"): make(IDS[1]).encode([Item("w", (wide,)*4)], "query", "image")
+    with pytest.raises(CirkitError, match="item 'w': 16 text tokens and 42860 image tokens"): make(IDS[1]).encode([Item("w", (wide,)*4)], "query", "image")
     assert stub.seen == []
 
 

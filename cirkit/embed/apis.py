@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from .http import Budget, Cache, Client, HttpError
+from .prepared import check_fits
 from .protocol import ABSENT, CONVENTIONS, Embedder, Item
 from ..errors import CirkitError, unknown
 from ..fingerprint import digest, file_digest
@@ -53,7 +54,7 @@ def as_vector(row,           # what the service gave
     if len(row) != dim: raise CirkitError(f"{where}: the service gave {len(row)} numbers, {dim} are expected; set `width` to what you want")
     try: largest = max(map(abs, row), default=0.) if not any(map(math.isnan, row)) else math.nan
     except OverflowError: largest = math.inf
-    if not 0 < largest < np.finfo(np.float32).max: raise CirkitError(f"{where}: the service gave a vector whose largest number is {largest}; it cannot be ranked")
+    if not 0 < largest < float(np.finfo(np.float32).max): raise CirkitError(f"{where}: the service gave a vector whose largest number is {largest}; it cannot be ranked")
     return np.array(row, np.float32)
 
 def packed(vector: np.ndarray) -> str: return base64.b64encode(vector.astype("<f4").tobytes()).decode()
@@ -171,9 +172,7 @@ def _write(self, item: Item, side: str) -> tuple[dict, int, int]:  # the content
     try: uploads = [upload(p, self.service.jpeg) for p in item.images]
     except CirkitError as e: raise CirkitError(f"item {item.id!r}: {e}") from None
     text, pictures = len(item.text.encode("utf-8", "replace")) + 16, sum(self.service.tokens(u.size) for u in uploads)
-    if text + pictures > self.service.limit:
-        raise CirkitError(f"item {item.id!r}: up to {text} text tokens and {pictures} image tokens do not fit into the limit of {self.service.limit}; "
-                          "shorten the text or give smaller images")
+    check_fits(item.id, text, pictures, self.service.limit)
     return self.service.content(item.text, uploads, side), text + pictures, sum(len(u.data) for u in uploads)
 
 ApiEmbedder._write = _write
