@@ -22,7 +22,9 @@ def _matrix(values, name):
     x = np.asarray(values, float)
     if x.ndim not in (1, 2) or not x.size: raise CirkitError(f"{name} has shape {x.shape}; give (n,) or (n, m) scores of one query or more")
     bad = ~np.isfinite(x)
-    if bad.any(): raise CirkitError(f"{name} holds {bad.sum()} NaN or infinite values, first in row {np.argwhere(bad)[0, 0]}; drop such queries from all systems")
+    if bad.any():
+        raise CirkitError(f"{name} holds {bad.sum()} NaN or infinite values, first in row {np.argwhere(bad)[0, 0]}; "
+                          "drop such queries from all systems")
     return x.reshape(len(x), -1)
 
 def _sums(x, groups):
@@ -235,7 +237,9 @@ def queries_needed(difference: float,  # to be found, a fraction
     if not difference > 0: raise CirkitError(f"difference {difference} cannot be looked for; give a fraction above 0, such as 0.02")
     d = _matrix(a, "differences") if b is None else _differences(a, b)
     clusters, error = cluster_index(groups, len(d))[1], standard_error(d[:, 0], groups)
-    if d.shape[1] > 1 or np.isnan(error): raise CirkitError(f"{d.shape[1]} columns over {clusters} sources: no spread to plan with; give one pair of systems that differ, on two sources or more")
+    if d.shape[1] > 1 or np.isnan(error):
+        raise CirkitError(f"{d.shape[1]} columns over {clusters} sources: no spread to plan with; give one pair of systems that differ, "
+                          "on two sources or more")
     enough = lambda c: _multiplier(c, level, power) * error * (clusters / c)**0.5 <= difference
     low, high = 1, 2
     while not enough(high): low, high = high, 2 * high

@@ -49,7 +49,7 @@ def test_published_counts_are_checked(loaded, tmp_path):
 def test_every_variant_loads_and_differs(tmp_path):
     for name in FILES:
         write(tmp_path / name, FILES[name])
-        prints = [next(iter(load_parts(name, tmp_path / name, variant=v, expected=False).values())).fingerprint for v in BENCHMARKS[name].variants]
+        prints = [next(iter(load_parts(name, tmp_path / name, variant=v, expected=False).values())).fingerprint for v in BENCHMARKS[name].protocols]
         assert len(set(prints)) == len(prints)
         with pytest.raises(CirkitError, match='variant'): load_parts(name, tmp_path / name, variant='none', expected=False)
 

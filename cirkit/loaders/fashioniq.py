@@ -101,6 +101,7 @@ def load(data,                  # folder with captions/ and image_splits/
     protocol = replace(PROTOCOLS[variant], caption_policy=captions)
     names, everything = (_gallery(listed, labelled, which) for which in (protocol.gallery, 'original'))
     _check(cap, listed, rows, queries, pos, names, everything, COUNTS[split][category] if expected else None)
+    if expected and (split, protocol.gallery) == ('val', 'val'): check_count(listed, 'references and targets', names, VAL_GALLERY[category])
     meta = about('fashioniq', data, [cap, listed], category, closed=split in CLOSED)
     return with_images(Benchmark(f'fashioniq-{category}', '1', split, protocol, queries, tuple(Candidate(n, f'{n}.{ext}') for n in names),
                                  pos, {}, image_root(data, 'images', 'image_data'), meta), images)

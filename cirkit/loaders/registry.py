@@ -14,6 +14,7 @@ from pathlib import Path
 from ..errors import CirkitError, unknown
 from . import circo, cirr, edir, fashioniq, folder, genecis, lasco, mbeir
 from ..records import Benchmark
+from ..rows import Protocol
 
 # %% ../../nbs/loaders/10_registry.ipynb #c1ace1abc
 @dataclass(frozen=True)
@@ -21,27 +22,29 @@ class Entry:
     "How a benchmark is loaded."
     load: Callable
     splits: tuple[str, ...]        # the usual one first
-    variants: tuple[str, ...]      # names of its protocols, the official one first
+    protocols: dict[str, Protocol]  # variant -> protocol, the official one first
     closed: tuple[str, ...] = ()   # splits whose labels are withheld
     part: str = ''                 # the option that names a part
     parts: tuple[str, ...] = ()
 
 BENCHMARKS = {
-    'cirr': Entry(cirr.load, ('val', 'test1', 'train'), tuple(cirr.PROTOCOLS), cirr.CLOSED),
-    'circo': Entry(circo.load, ('val', 'test'), tuple(circo.PROTOCOLS), circo.CLOSED),
-    'fashioniq': Entry(fashioniq.load, ('val', 'train', 'test'), tuple(fashioniq.PROTOCOLS), fashioniq.CLOSED, 'category', fashioniq.CATEGORIES),
-    'genecis': Entry(genecis.load, ('test',), tuple(genecis.PROTOCOLS), (), 'task', genecis.TASKS),
-    'lasco': Entry(lasco.load, ('val', 'train'), tuple(lasco.PROTOCOLS)),
-    'edir': Entry(edir.load, ('test',), tuple(edir.PROTOCOLS)),
-    'mbeir': Entry(mbeir.load, ('test', 'train', 'val'), tuple(mbeir.PROTOCOLS)),
-    'folder': Entry(folder.load, ('test',), tuple(folder.PROTOCOLS))}
+    'cirr': Entry(cirr.load, ('val', 'test1', 'train'), cirr.PROTOCOLS, cirr.CLOSED),
+    'circo': Entry(circo.load, ('val', 'test'), circo.PROTOCOLS, circo.CLOSED),
+    'fashioniq': Entry(fashioniq.load, ('val', 'train', 'test'), fashioniq.PROTOCOLS, fashioniq.CLOSED, 'category', fashioniq.CATEGORIES),
+    'genecis': Entry(genecis.load, ('test',), genecis.PROTOCOLS, (), 'task', genecis.TASKS),
+    'lasco': Entry(lasco.load, ('val', 'train'), lasco.PROTOCOLS),
+    'edir': Entry(edir.load, ('test',), edir.PROTOCOLS),
+    'mbeir': Entry(mbeir.load, ('test', 'train', 'val'), mbeir.PROTOCOLS),
+    'folder': Entry(folder.load, ('test',), folder.PROTOCOLS)}
 
-def entry(name: str) -> Entry:
+# %% ../../nbs/loaders/10_registry.ipynb #c40adabec
+def entry(name: str,  # of BENCHMARKS
+         ) -> Entry:
     "A benchmark's entry."
     if name not in BENCHMARKS: raise unknown('benchmark', name, BENCHMARKS)
     return BENCHMARKS[name]
 
-# %% ../../nbs/loaders/10_registry.ipynb #c735ea6a5
+# %% ../../nbs/loaders/10_registry.ipynb #c91c7ce6e
 def data_folder(name: str,       # of the benchmark
                 data=None,       # its own folder; None: the one below $CIRKIT_DATA
                ) -> Path:
@@ -51,7 +54,7 @@ def data_folder(name: str,       # of the benchmark
     if not parent: raise CirkitError(f"{name}: no data folder; give data=DIR, or set CIRKIT_DATA to the parent of {name}/")
     return Path(parent, name)
 
-# %% ../../nbs/loaders/10_registry.ipynb #c7e580e92
+# %% ../../nbs/loaders/10_registry.ipynb #c430f9df3
 def _there(name: str, data: Path, split: str, expected: bool) -> tuple[str, ...]:
     "The parts of a benchmark that can be loaded."
     if name == 'genecis':

@@ -7,6 +7,8 @@ __all__ = ['check', 'evaluate', 'score', 'submit']
 
 # %% ../../nbs/report/14b_cli_score.ipynb #c64ecd179
 import json
+import os
+import re
 import sys
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from .cli_base import models_option, names
 # %% ../../nbs/report/14b_cli_score.ipynb #c5a0029fa
 @click.command()
 @click.argument('folder', type=click.Path(path_type=Path))
-@click.option('--against', default=None, type=click.Path(path_type=Path), metavar='DIR', help='Another benchmark, e.g. the training split, that must share no source.')
+@click.option('--against', default=None, type=click.Path(path_type=Path), metavar='DIR',
+              help='Another benchmark, e.g. the training split, that must share no source.')
 def check(folder, against):
     """List the faults of a benchmark FOLDER; exit code 1 if there are any.
 
@@ -50,22 +53,48 @@ def _benchmark_options(command):
     return command
 
 def _cutoffs(text):
-    bad = next((k for k in names(text) if not k.lstrip('-').isdecimal()), None)
-    if bad: raise CirkitError(f"--k {text!r}: {bad!r} is no number; write cut-offs like 1,5,10")
+    bad = next((k for k in names(text) if not re.fullmatch('-?[0-9]{1,9}', k)), None)
+    if bad: raise CirkitError(f"--k {text!r}: {bad!r} is no number of up to nine digits; write cut-offs like 1,5,10")
     return [int(k) for k in names(text)]
 
+def _check_outputs(outputs: dict, inputs=()):  # option -> path, '' where it is not given
+    "Refuse to write over an input, or two tables into one file."
+    taken = {os.path.realpath(path): 'is an input' for path in inputs}
+    for option, path in outputs.items():
+        if not path: continue
+        if not Path(path).name or Path(path).is_dir(): raise CirkitError(f"{option} {path}: is a folder; give the name of a file")
+        if said := taken.get(os.path.realpath(path)): raise CirkitError(f"{option} {path}: {said}; write to another file")
+        taken[os.path.realpath(path)] = f'is that of {option} too'
+
 # %% ../../nbs/report/14b_cli_score.ipynb #c3a570d0e
-def _show_public(name, data, split, variant, any_size, settings, models, work, modality, metrics):
+def _is_public(target, *options) -> bool:
+    "Whether a benchmark's name is meant, though a folder of its files may be called the same."
+    from cirkit.loaders.registry import BENCHMARKS
+    own = any(Path(target, name).exists() for name in ('queries.jsonl', 'benchmark', 'ranks'))
+    return target in BENCHMARKS and (any(options) or not own)
+
+def _show_public(name, data, split, variant, any_size, settings, models, work, modality, metrics, csv):
     "Evaluate on a benchmark of the registry: text and long table."
+    from cirkit.loaders.common import require_labels
     from cirkit.report import items, public, score as s
     parts = s.benchmark_parts(name, data, split, variant, None, 'check' if models else 'absent', not any_size, s.options_from(settings))
     first = next(iter(parts.values()))
     folder = work or Path.cwd()/'runs'/'-'.join(filter(None, (name, first.split, variant.replace('/', '-'))))
     chosen = names(models)
     if chosen: items.check_models(chosen)
+    if first.closed and (metrics or csv or not chosen): require_labels(first)
+    if first.closed: return _only_ranked(parts, chosen, folder), None
     found = public.evaluate(parts, chosen, folder, modality, names(metrics) or None, sys.stderr.isatty())
     long = public.table(found)
     return '\n'.join([s.headline(next(iter(found.values()))), public.wide(long).to_string()]), long
+
+# %% ../../nbs/report/14b_cli_score.ipynb #c37098bf1
+def _only_ranked(parts, models, folder) -> str:
+    "Rank a split whose labels are withheld."
+    from cirkit.loaders.submission import note
+    from cirkit.report import public
+    public.rank_parts(parts, models, folder, sys.stderr.isatty())
+    return f"{folder}: ranks of {', '.join(models)}; {note(next(iter(parts.values())))}; 'cirkit submit' writes the file"
 
 def _show_folder(folder, models, work, by, modality, metrics, copies):
     "Evaluate on a benchmark folder or a RUN: text and long table."
@@ -76,6 +105,7 @@ def _show_folder(folder, models, work, by, modality, metrics, copies):
     tables = [e.scores(run, by, modality, names(metrics) or e.METRICS).assign(protocol=run.ranks.protocol.iloc[0]) for run in runs]
     return '\n'.join(line for run, t in zip(runs, tables) for line in (e.headline(run), e.printed(t))), pd.concat(tables)
 
+# %% ../../nbs/report/14b_cli_score.ipynb #c2d74c8aa
 @click.command()
 @click.argument('target', metavar='FOLDER|BENCH')
 @models_option
@@ -101,19 +131,22 @@ def evaluate(target, models, work, by, modality, metrics, copies, csv, data, spl
     """
     from cirkit.loaders.registry import BENCHMARKS
     from cirkit.report.text import write_table
-    if target in BENCHMARKS and not Path(target).is_dir():
+    _check_outputs({'--csv': csv})
+    if _is_public(target, data, split, variant, any_size, settings):
         if copies or by != 'micro': raise CirkitError('--copies and --by are for benchmark folders; leave them out')
-        text, long = _show_public(target, data, split, variant, any_size, settings, models, work, modality, metrics)
+        text, long = _show_public(target, data, split, variant, any_size, settings, models, work, modality, metrics, csv)
     else:
-        if data or split or variant or settings: raise CirkitError(f"{target}: --data, --split, --variant and --set are for public benchmarks; those are {', '.join(BENCHMARKS)}")
+        if data or split or variant or settings:
+            raise CirkitError(f"{target}: --data, --split, --variant and --set are for public benchmarks; those are {', '.join(BENCHMARKS)}")
         text, long = _show_folder(Path(target), models, work, by, modality, metrics, copies)
-    click.echo(text)
     if csv: write_table(csv, long)
+    click.echo(text)
 
-# %% ../../nbs/report/14b_cli_score.ipynb #c2d74c8aa
+# %% ../../nbs/report/14b_cli_score.ipynb #cb26801d5
 @click.command()
 @click.argument('bench')
-@click.option('--predictions', '-p', multiple=True, required=True, metavar='FILE', help='Ranked lists, .json or .json.gz; CIRR: may be given twice (gallery and subset lists).')
+@click.option('--predictions', '-p', multiple=True, required=True, metavar='FILE',
+              help='Ranked lists, .json or .json.gz; CIRR: may be given twice (gallery and subset lists).')
 @_benchmark_options
 @click.option('--partial', is_flag=True, help='Score the queries that are there; how many is said.')
 @click.option('--k', 'ks', default='', metavar='LIST', help="Cut-offs in place of the protocol's, such as 1,10.")
@@ -138,15 +171,16 @@ def score(bench, predictions, data, split, variant, any_size, settings, partial,
     from cirkit.loaders.scoring import long_table, means
     from cirkit.report import score as s
     from cirkit.report.text import write_table
+    _check_outputs({'--csv': csv, '--per-query': per_query}, predictions)
     report = s.score_files(bench, predictions, data, split, variant, partial, names(metrics), _cutoffs(ks), ties, not any_size, s.options_from(settings))
     for note in report.notes: click.echo(f'cirkit: note: {note}', err=True)
     long = None if as_json and not csv else long_table(report.scored)
-    if as_json: click.echo(json.dumps(means(report.scored), allow_nan=False))
-    else: click.echo(f'{s.headline(report)}\n{s.printed(long)}')
     if csv: write_table(csv, long)
     if per_query: write_table(per_query, report.scored.values.reset_index())
+    if as_json: click.echo(json.dumps(means(report.scored), allow_nan=False))
+    else: click.echo(f'{s.headline(report)}\n{s.printed(long)}')
 
-# %% ../../nbs/report/14b_cli_score.ipynb #cb26801d5
+# %% ../../nbs/report/14b_cli_score.ipynb #cd526f311
 @click.command()
 @click.argument('bench')
 @click.argument('ranks', type=click.Path(path_type=Path))

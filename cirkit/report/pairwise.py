@@ -15,7 +15,7 @@ import pandas as pd
 
 from ..errors import CirkitError, unknown
 from ..io import read_json
-from ..loaders import circo, cirr, edir, fashioniq, folder, genecis, lasco
+from ..loaders.registry import BENCHMARKS
 from ..metrics import parse_metric, per_query
 from ..ranktable import read_ranks
 from .items import BENCHMARK, read_index
@@ -45,14 +45,19 @@ def _unlike(a, b, columns):
         if apart.any(): return a.index[apart.argmax()], column, a[column].iloc[apart.argmax()], b[column].iloc[apart.argmax()]
 
 # %% ../../nbs/report/13b_pairwise.ipynb #c630777ab
-def check_about(a: pd.DataFrame, b: pd.DataFrame, files: str):
+def check_about(a: pd.DataFrame,  # a RankTable
+                b: pd.DataFrame,  # another
+                files: str,       # what to call the two in a message
+               ):
     "Refuse tables of different benchmarks, protocols or galleries."
     for column in ABOUT:
         mine, *others = dict.fromkeys([a[column].iloc[0], *b[column]])
         if others:
-            raise CirkitError(f'{files}: {column} is {str(mine)[:80]} and {str(others[0])[:80]}, so their scores are not comparable; rank both on the same benchmark')
+            raise CirkitError(f'{files}: {column} is {str(mine)[:80]} and {str(others[0])[:80]}, so their scores are not comparable; '
+                              'rank both on the same benchmark')
 
-def check_queries(a: pd.DataFrame, b: pd.DataFrame, files: str):
+# %% ../../nbs/report/13b_pairwise.ipynb #c2665c088
+def check_queries(a: pd.DataFrame, b: pd.DataFrame, files: str):  # as in `check_about`
     "Refuse tables, both indexed by query, of different queries or labels."
     if only := sorted({*a.index} ^ {*b.index}):
         which = 'first' if only[0] in a.index else 'second'
@@ -61,14 +66,14 @@ def check_queries(a: pd.DataFrame, b: pd.DataFrame, files: str):
     if found := _unlike(plain(a), plain(b.loc[a.index]), LABELS):
         raise CirkitError('{}: query {!r} has {} {!r} and {!r}; rank both on the same labels'.format(files, *found))
 
-# %% ../../nbs/report/13b_pairwise.ipynb #c7ed9df26
+# %% ../../nbs/report/13b_pairwise.ipynb #cb342be45
 def _same_ranks(a, b, files, key):
     "Refuse two tables of one model that do not say the same."
     if found := _unlike(a, b.loc[a.index], RANKS):
         raise CirkitError('{0}: both are {1!r} ({2}), but query {3!r} has {4} {5!r} and {6!r}; give one of them, or rank one under another name'
                           .format(files, *key, *found))
 
-# %% ../../nbs/report/13b_pairwise.ipynb #cb342be45
+# %% ../../nbs/report/13b_pairwise.ipynb #c766f4cd5
 def collect(runs,                # RUNs, folders with ranks/, or .parquet files
             modality='composed', # or 'text', 'image', 'all'
             models=(),           # names; none: all
@@ -89,7 +94,7 @@ def collect(runs,                # RUNs, folders with ranks/, or .parquet files
     _check_asked(seen, found, modality, models)
     return found
 
-# %% ../../nbs/report/13b_pairwise.ipynb #c766f4cd5
+# %% ../../nbs/report/13b_pairwise.ipynb #cc44e5629
 def _check_asked(seen, found, modality, models):
     "Refuse names that no table has, and a comparison of one."
     names, modalities = ([*dict.fromkeys(some)] for some in zip(*seen)) if seen else ((), ())
@@ -100,14 +105,16 @@ def _check_asked(seen, found, modality, models):
         told = ', '.join(f'{model} ({m})' for model, m in found) or 'none'
         raise CirkitError(f"nothing to compare: {len(found)} system ({told}); give two or more, such as another RUN, or --modality all")
 
-# %% ../../nbs/report/13b_pairwise.ipynb #cef3fdfd1
-def protocol_metrics(runs, name: str) -> tuple:
+# %% ../../nbs/report/13b_pairwise.ipynb #cea6b4259
+def protocol_metrics(runs,       # where to look first
+                     name: str,  # of the protocol
+                    ) -> tuple:  # names, () if it is not known
     "The metrics that a protocol names, if it can be found."
     for run in runs:
         path = Path(run)/BENCHMARK[0]
         head = read_json(path) if path.is_file() else None
         if isinstance(head, dict) and head.get('protocol'): return read_protocol(head['protocol'], path).metrics
-    known = {p.name: p for module in (circo, cirr, edir, fashioniq, folder, genecis, lasco) for p in module.PROTOCOLS.values()}
+    known = {p.name: p for entry in BENCHMARKS.values() for p in entry.protocols.values()}
     return known[name].metrics if name in known else ()
 
 def choose_metric(name: str,     # '' for the protocol's
@@ -126,7 +133,7 @@ def _understood(metric):
     try: return parse_metric(metric)[0] != 'rank'
     except CirkitError: return False
 
-# %% ../../nbs/report/13b_pairwise.ipynb #c9d252a03
+# %% ../../nbs/report/13b_pairwise.ipynb #c693bf636
 def system_names(tables: dict) -> dict:  # system -> (model, modality)
     "What the systems are called: models, with the modality if there are several."
     several = len({modality for _, modality in tables}) > 1
@@ -146,7 +153,7 @@ def scores(tables: dict,         # from `collect`
     best = sorted(told, key=lambda system: (-told[system].mean().round(12), system))
     return told[best], len(frame) - len(told)
 
-# %% ../../nbs/report/13b_pairwise.ipynb #c791b661e
+# %% ../../nbs/report/13b_pairwise.ipynb #c31f6dbb2
 @dataclass(frozen=True)
 class Comparison:
     "Systems side by side."
@@ -169,7 +176,7 @@ def _board(frame, tables, groups, draws):
         place=pd.Series(-value.round(12)).rank(method='min').astype(int), value=value, low=low, high=high,
         bca_low=bca_low, bca_high=bca_high, n=len(frame))
 
-# %% ../../nbs/report/13b_pairwise.ipynb #c8a1705cd
+# %% ../../nbs/report/13b_pairwise.ipynb #ced319c93
 def compare(runs,                # RUNs, folders with ranks/, or .parquet files
             metric='',           # for `per_query`; '' for the protocol's
             modality='composed', # or 'text', 'image', 'all'
@@ -195,7 +202,7 @@ def compare(runs,                # RUNs, folders with ranks/, or .parquet files
         resamples=resamples, permutations=min(permutations, 2**n), seed=seed, level=level, power=power)
     return Comparison(about, _board(frame, tables, groups, (resamples, seed, level)), table, kept)
 
-# %% ../../nbs/report/13b_pairwise.ipynb #c00e2487c
+# %% ../../nbs/report/13b_pairwise.ipynb #cc782c9cc
 def _aligned(rows: list, left: int) -> str:
     "Rows of strings as columns, the first `left` of them to the left."
     width = [max(map(len, column)) for column in zip(*rows)]
@@ -211,7 +218,7 @@ def _p(p): return '<0.0001' if p < 0.0001 else f'{p:.4f}'
 
 def _level(level): return f'{100*level:g} %'
 
-# %% ../../nbs/report/13b_pairwise.ipynb #cdc55d459
+# %% ../../nbs/report/13b_pairwise.ipynb #c85320ae9
 def _board_text(c):
     "The leaderboard."
     head = ['', 'system', c.about['shown'], 'percentile', 'BCa']
@@ -236,14 +243,15 @@ def _stability_text(c):
     return (f"Stability: place in per cent of {c.about['resamples']:,} resamples\n" + _aligned([['system', *map(str, places.columns)], *rows], 1)
             + f"\nfirst place the same in {100*s.first:.0f} %, whole order in {100*s.order:.0f} %; mean Kendall tau-b {tau}")
 
-# %% ../../nbs/report/13b_pairwise.ipynb #c85320ae9
+# %% ../../nbs/report/13b_pairwise.ipynb #c844e66e7
 def headline(about: dict) -> str:
     "Which queries and which gallery the numbers are about, and how they were drawn."
     what = f"{about['subset']} queries" if about['subset'] else 'queries'
     all_ = ' (all)' if about['permutations'] == 2**about['sources'] else ''
     lines = [f"{about['gallery_id']}, protocol {about['protocol']}: {about['queries']:,} {what} of {about['sources']:,} sources, "
              f"{about['gallery_size']:,} candidates, gallery {about['gallery_hash'][:12]}",
-             f"modality {about['modality']}; {about['resamples']:,} resamples and {about['permutations']:,} sign patterns{all_} of the sources, seed {about['seed']}"]
+             f"modality {about['modality']}; {about['resamples']:,} resamples and {about['permutations']:,} sign patterns{all_} of the sources, "
+             f"seed {about['seed']}"]
     n = about['left_out']
     return '\n'.join(lines + ([f"left out: {n} quer{'y' if n == 1 else 'ies'} without a value of {about['metric']}"] if n else []))
 
@@ -251,7 +259,7 @@ def printed(c: Comparison) -> str:
     "A comparison as text, in per cent."
     return '\n\n'.join([headline(c.about), _board_text(c), _pairs_text(c), _stability_text(c)])
 
-# %% ../../nbs/report/13b_pairwise.ipynb #ca1155595
+# %% ../../nbs/report/13b_pairwise.ipynb #c253b5faa
 def long(c: Comparison,
         ) -> pd.DataFrame:       # system, other, model, family, modality, category, metric, quantity, value, low, high, n
     "A comparison as one long table of fractions."
@@ -265,9 +273,11 @@ def long(c: Comparison,
     keys = ['system', 'other', 'model', 'family', 'modality', 'category', 'metric', 'quantity', 'value', 'low', 'high', 'n']
     return pd.concat([p[keys] for p in parts], ignore_index=True)
 
+# %% ../../nbs/report/13b_pairwise.ipynb #c021b84f3
 def as_json(c: Comparison) -> dict:  # JSON values
     "A comparison as JSON values, fractions."
     rows = lambda t: [{k: None if v != v else v for k, v in row.items()} for row in t.to_dict('records')]
-    s = c.stability
-    return {'about': c.about, 'leaderboard': rows(c.board), 'pairs': rows(c.pairs), 'stability': {
-        'first': s.first, 'order': s.order, 'tau': None if s.tau != s.tau else s.tau, 'places': {k: list(v) for k, v in zip(s.places.index, s.places.to_numpy().tolist())}}}
+    s, places = c.stability, c.stability.places
+    kept = {'first': s.first, 'order': s.order, 'tau': None if s.tau != s.tau else s.tau,
+            'places': dict(zip(places.index, places.to_numpy().tolist()))}
+    return {'about': c.about, 'leaderboard': rows(c.board), 'pairs': rows(c.pairs), 'stability': kept}

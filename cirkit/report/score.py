@@ -8,6 +8,7 @@ __all__ = ['options_from', 'benchmark_parts', 'chosen_metrics', 'Report', 'score
 # %% ../../nbs/report/13a_score.ipynb #cc6705540
 from collections.abc import Iterable
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,13 @@ def options_from(pairs: Iterable[str]) -> dict[str, str]:  # from 'key=value' st
     return dict(p.split('=', 1) for p in pairs)
 
 # %% ../../nbs/report/13a_score.ipynb #c60aac9f9
+def _check_options(name: str, options):
+    "Refuse an option that a benchmark's loader has not got, or that has an argument of its own."
+    common = ('data', 'split', 'variant', 'images', 'expected')
+    own = [o for o in signature(registry.entry(name).load).parameters if o not in common]
+    odd = next((o for o in options if o not in own), None)
+    if odd is not None: raise CirkitError(f"{name}: option {odd!r} is unknown; its loader takes {', '.join(own) or 'none'}")
+
 def benchmark_parts(name: str,           # of the registry, or a benchmark folder
                     data=None,           # the benchmark's own files; None: below $CIRKIT_DATA
                     split: str='',       # '' for the usual one
@@ -44,20 +52,23 @@ def benchmark_parts(name: str,           # of the registry, or a benchmark folde
     if name in registry.BENCHMARKS:
         chosen = variant or 'official'
         if name == 'fashioniq': chosen = fashioniq.in_gallery(chosen, gallery)
-        try: return registry.load_parts(name, data, split or None, chosen, images, expected, **options or {})
-        except TypeError as e:
-            if 'unexpected keyword' not in str(e): raise
-            raise CirkitError(f"{name}: option {str(e).rpartition(' ')[2]} is unknown; see cirkit.loaders.{name}.load") from None
+        _check_options(name, options or {})
+        return registry.load_parts(name, data, split or None, chosen, images, expected, **options or {})
     if not Path(name, 'queries.jsonl').is_file(): registry.entry(name)  # says which names are known
-    if split or variant or options: raise CirkitError(f"{name}: a benchmark folder has one split and protocol of its own; leave --split, --variant and --set out")
+    if split or variant or options:
+        raise CirkitError(f"{name}: a benchmark folder has one split and protocol of its own; leave --split, --variant and --set out")
     return {'': Benchmark.load(Path(name))}
 
 # %% ../../nbs/report/13a_score.ipynb #c52842347
-def chosen_metrics(bench: Benchmark, metrics: Iterable[str]=(), ks: Iterable[int]=()) -> list[str]:
+def chosen_metrics(bench: Benchmark,
+                   metrics: Iterable[str]=(),  # names in place of the protocol's
+                   ks: Iterable[int]=(),       # or other cut-offs for the protocol's kinds
+                  ) -> list[str]:
     "The protocol's metrics, or those that were asked for."
+    ks = cutoffs(ks)
+    if metrics and ks: raise CirkitError("metrics and cut-offs are both given; write the cut-offs into the metrics, such as recall@5")
     if metrics: return [m.strip() for m in metrics]
     own = list(bench.protocol.metrics)
-    ks = cutoffs(ks)
     if not ks: return own
     kinds = dict.fromkeys(m.partition('@')[0] for m in own if m not in MEANS and '/' not in m)
     return [f'{kind}@{k}' for kind in kinds for k in ks]

@@ -6,11 +6,12 @@
 __all__ = ['ranked_lists', 'submit', 'described']
 
 # %% ../../nbs/report/13c_submit.ipynb #c1781bdc5
+import os
 from pathlib import Path
 
 import pandas as pd
 
-from ..errors import CirkitError
+from ..errors import CirkitError, unknown
 from ..fingerprint import file_digest
 from ..loaders.predictions import by_kind, read_file
 from ..loaders.submission import LENGTHS, note, submission, write_submission
@@ -26,9 +27,11 @@ def _table(source, bench: Benchmark, model: str, modality: str) -> pd.DataFrame:
     some = [(f, k, t) for f, k, t in keys if k[1] == modality and model in ('', k[0])]
     if len(some) != 1:
         names = ', '.join(sorted({f'{m} ({how})' for _, (m, how), _ in keys}))
-        raise CirkitError(f"{source}: {len(some) or 'no'} rank tables fit model {model or 'any'!r}, modality {modality!r}; choose by --model and --modality from {names}")
+        raise CirkitError(f"{source}: {len(some) or 'no'} rank tables fit model {model or 'any'!r}, modality {modality!r}; "
+                          f"choose by --model and --modality from {names}")
     file, _, table = some[0]
-    for what, mine, theirs in (('benchmark', bench.name, table.benchmark.iloc[0]), ('gallery', bench.gallery_hash, table.gallery_hash.iloc[0])):
+    for what, mine, column in (('benchmark', bench.name, 'benchmark'), ('gallery', bench.gallery_id, 'gallery_id'), ('images', bench.gallery_hash, 'gallery_hash')):
+        theirs = table[column].iloc[0]
         if mine != theirs: raise CirkitError(f"{file}: ranks the {what} {theirs[:40]!r}, not {mine[:40]!r}; rank {bench.name} {bench.split}")
     return table
 
@@ -55,13 +58,18 @@ def submit(bench: Benchmark,
     if bench.name not in LENGTHS: submission(bench, {}, source)  # says which benchmarks have a server
     lists, out = ranked_lists(source, bench, model, modality), Path(out)
     if metric and metric not in lists:
-        submission(bench, {}, source, metric) if metric not in LENGTHS[bench.name] else None
+        if metric not in LENGTHS[bench.name]: raise unknown(f'{bench.name} submission', metric, LENGTHS[bench.name])
         raise CirkitError(f"{source}: holds {' and '.join(lists)} lists, no {metric}; give a file that has them")
     chosen = {m: some for m, some in lists.items() if metric in ('', m)}
+    if not out.name or out.is_dir(): raise CirkitError(f"{out}: is a folder; give the name of a file, such as {out/'submission.json'}")
     paths = {m: out if len(chosen) == 1 or m == 'recall' else out.with_name(f'{out.stem}_subset{out.suffix}') for m in chosen}
+    for path in paths.values():
+        if os.path.realpath(path) == os.path.realpath(source): raise CirkitError(f"{path}: is the input itself; write to another file")
     for m, some in chosen.items(): submission(bench, some, source, m)
     return [write_submission(bench, some, paths[m], m) for m, some in chosen.items()]
 
-def described(paths, bench: Benchmark) -> list[str]:
+def described(paths,             # of `submit`
+              bench: Benchmark,
+             ) -> list[str]:     # lines
     "Size and hash of each file, and what to do with them."
     return [f'{p}: {p.stat().st_size:,} bytes, sha256 {file_digest(p)[:16]}' for p in paths] + [note(bench)]
