@@ -364,3 +364,14 @@ def test_the_command(tmp_path, toy):
                         (('cirr', '--format', 'trec', '--out', tmp_path/'x', '--data', tmp_path, '--split', 'vall'), 'did you mean val')):
         with pytest.raises(CirkitError, match=match): call(*args)
     assert call(toy.folder, '--format', 'edir').exit_code == 2
+
+
+def test_sizes_and_ranks_of_public_benchmarks(tmp_path):
+    "What an error tells the user to do can be done."
+    put(tmp_path/'circo/annotations/val.json', CIRCO)
+    call = lambda *args: CliRunner().invoke(command, [str(a) for a in args], catch_exceptions=False)
+    args = 'circo', '--data', tmp_path/'circo', '--format', 'trec', '--out', tmp_path/'out'
+    with pytest.raises(CirkitError, match='--any-size'): call(*args)
+    assert call(*args, '--any-size').exit_code == 0
+    put(tmp_path/'run/ranks/index.json', {})
+    with pytest.raises(CirkitError, match='holds ranks but no benchmark; export a public benchmark by its name'): call(tmp_path/'run', *args[3:])

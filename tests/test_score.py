@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_benchmarks import CIRCO, CIRR, FILES, NAMES, PREDICTIONS, write
 
+from cirkit.io import write_image
 from cirkit.loaders.registry import load_parts
 from cirkit.loaders.scoring import long_table, means
 from cirkit.ranktable import rank_benchmark, write_ranks
@@ -119,6 +120,32 @@ def test_intervals_resample_reference_images(tmp_path):
     assert (found.low, found.high) == (0, 1) and means(report.scored)['recall@1'] == pytest.approx(1 / 3)
 
 
+# ---- outputs
+
+def test_outputs_never_replace_an_input_or_each_other(tmp_path):
+    args = 'score', 'circo', '--data', write(tmp_path / 'circo', FILES['circo']), '-p', tmp_path / 'p.json', '--any-size', '--json'
+    (tmp_path / 'p.json').write_text(json.dumps(PREDICTIONS['circo']))
+    (tmp_path / 'link').symlink_to('p.json')
+    before = sorted(tmp_path.iterdir())
+    for more, words in ((('--csv', tmp_path / 'p.json'), 'is an input'), (('--per-query', tmp_path / 'link'), 'is an input'), (('--csv', tmp_path), 'is a folder'),
+                        (('--csv', '/'), 'is a folder'), (('--csv', tmp_path / 'a.csv', '--per-query', tmp_path / 'circo/../a.csv'), '--csv too'),
+                        (('--csv', '/proc/a.csv'), 'cannot be written')):
+        code, out, err = call(*args, *more)
+        errors = [line for line in err.splitlines() if 'note:' not in line]
+        assert (code, out, len(errors)) == (2, '', 1) and words in err, err
+    assert sorted(tmp_path.iterdir()) == before and json.loads((tmp_path / 'p.json').read_text()) == PREDICTIONS['circo']
+
+
+def test_a_benchmarks_name_is_meant_where_its_files_lie_beside(tmp_path, monkeypatch):
+    write(tmp_path / 'circo', FILES['circo'])
+    monkeypatch.chdir(tmp_path)
+    assert "no ranks there" in call('evaluate', 'circo', '--data', 'circo', '--any-size')[2]
+    monkeypatch.setenv('CIRKIT_DATA', str(tmp_path))
+    assert "3 queries" in call('evaluate', 'circo')[2]  # the published count
+    (tmp_path / 'circo/queries.jsonl').touch()
+    assert "3 queries" not in call('evaluate', 'circo')[2]
+
+
 # ---- one line for whatever is wrong
 
 LISTS = {'circo': {str(i): [20, 31, 12] for i in range(3)}, 'cirr': {str(9000 + i): NAMES[6:] for i in range(3)}}
@@ -155,7 +182,9 @@ def test_a_missing_query_is_an_error_unless_partial(tmp_path):
 
 @pytest.mark.parametrize('option, words', [(('--k', '0'), 'K is 0'), (('--k', '-3'), 'K is -3'), (('--k', 'ten'), "'ten' is no number"), (('--metrics', 'recall@0'), 'no cut-off of 1 or more'),
     (('--metrics', 'map@5'), 'did you mean mAP'), (('--variant', 'offical'), 'did you mean official'), (('--split', 'vall'), 'did you mean val'), (('--set', 'x'), 'KEY=VALUE'),
-    (('--set', 'x=1'), "'x' is unknown"), (('--ties', 'best'), 'unknown tie rule'), (('--split', 'test'), 'labels are closed')])
+    (('--set', 'x=1'), "'x' is unknown"), (('--set', 'split=val'), "'split' is unknown"), (('--set', 'data=.'), "'data' is unknown"), (('--set', 'name=x'), "'name' is unknown"),
+    (('--k', '--5'), "'--5' is no number"), (('--k', '9' * 5000), 'is no number'), (('--k', '1.5'), 'is no number'), (('--metrics', 'mAP@5', '--k', '3'), 'both given'),
+    (('--metrics', 'mAP@5/nope'), "aspect of circo 'nope'"), (('--metrics', 'soft_recall@5'), "metric of circo 'soft_recall'"), (('--ties', 'best'), 'unknown tie rule'), (('--split', 'test'), 'labels are closed')])
 def test_bad_options(tmp_path, option, words):
     files = FILES['circo'] | {'annotations/test.json': [{k: v for k, v in r.items() if k not in ('target_img_id', 'gt_img_ids', 'semantic_aspects')} for r in CIRCO]}
     (tmp_path / 'p.json').write_text(json.dumps(LISTS['circo']))
@@ -184,6 +213,9 @@ TEST1 = {'captions/cap.rc2.test1.json': [{'pairid': i, 'reference': BIG[6 * i], 
 def test1(tmp_path):
     data = write(tmp_path / 'cirr', TEST1)
     return data, load_parts('cirr', data, 'test1', expected=False)['']
+
+
+VECTORS = np.random.default_rng(0).normal(size=(3, 6)), np.random.default_rng(1).normal(size=(60, 6))
 
 
 def test_a_rank_table_becomes_both_files(tmp_path, test1):
@@ -217,3 +249,36 @@ def test_a_submission_needs_every_query(tmp_path, test1):
     assert code == 2 and "query '1'" in err and not (tmp_path / 's.json').exists()
     code, _, err = call('submit', 'fashioniq', tmp_path / 'l.json', '--data', tmp_path, '--out', tmp_path / 's.json')
     assert code == 2 and len(err.splitlines()) == 1
+
+
+def test_a_closed_split_is_ranked_but_never_scored(tmp_path, test1, monkeypatch):
+    data, bench = test1
+    for image in {bench.path(c.image) for c in bench.gallery}: write_image(image, np.full((8, 8, 3), 7, np.uint8))
+    monkeypatch.chdir(tmp_path)
+    args = 'evaluate', 'cirr', '--data', data, '--any-size', '--split', 'test1'
+    for more in ((), ('--models', 'world-clip', '--metrics', 'recall@1'), ('--models', 'world-clip', '--csv', 'x.csv')):
+        code, out, err = call(*args, *more)
+        assert (code, out) == (2, '') and 'labels are closed' in err and not (tmp_path / 'runs').exists(), err
+    monkeypatch.setattr('cirkit.report.items.check_models', lambda models: None)
+    monkeypatch.setattr('cirkit.report.public.rank_models', lambda bench, models, work, *_: write_ranks(work / 'ranks/m.parquet', rank_benchmark(bench, *VECTORS, 'm', 'composed')))
+    code, out, err = call(*args, '--models', 'm')
+    assert code == 0 and "'cirkit submit' writes the file" in out and (tmp_path / 'runs/cirr-test1/ranks/m.parquet').is_file(), err
+
+
+def test_ranks_of_another_split_are_no_submission(tmp_path, test1):
+    data, bench = test1
+    ranks = rank_benchmark(bench, *VECTORS, 'm', 'composed')
+    write_ranks(tmp_path / 'r.parquet', ranks.assign(gallery_id='cirr/val/all'))
+    code, _, err = call('submit', 'cirr', tmp_path / 'r.parquet', '--data', data, '--any-size', '--out', tmp_path / 's.json')
+    assert code == 2 and "ranks the gallery 'cirr/val/all', not 'cirr/test1/all'" in err and not (tmp_path / 's.json').exists()
+
+
+@pytest.mark.parametrize('out', ['', '.', '/', 'l.json', 'circo/../l.json'])
+def test_a_submission_goes_to_a_file_of_its_own(tmp_path, monkeypatch, out):
+    write(tmp_path / 'circo', FILES['circo'] | {'COCO2017_unlabeled/annotations/image_info_unlabeled2017.json': {'images': [{'id': i} for i in range(60)]}})
+    (tmp_path / 'l.json').write_text(json.dumps({str(i): list(range(50)) for i in range(3)}))
+    monkeypatch.chdir(tmp_path)
+    args = 'submit', 'circo', 'l.json', '--data', 'circo', '--any-size', '--split', 'val', '--out'
+    code, shown, err = call(*args, out)
+    assert (code, shown, len(err.splitlines())) == (2, '', 1) and ('is a folder' in err or 'the input itself' in err)
+    assert call(*args, 's.json')[0] == 0

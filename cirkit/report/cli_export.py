@@ -20,8 +20,9 @@ import click
               help="A public benchmark's own folder. [default: $CIRKIT_DATA/SOURCE]")
 @click.option('--split', default=None, metavar='NAME', help='Of a public benchmark. [default: its usual one]')
 @click.option('--variant', default='official', show_default=True, metavar='NAME', help="Of a public benchmark's protocol.")
+@click.option('--any-size', is_flag=True, help='Accept files of a public benchmark with fewer or more rows than published.')
 @click.option('--no-images', is_flag=True, help='Leave the images where they are.')
-def export(source, format, out, data, split, variant, no_images):
+def export(source, format, out, data, split, variant, any_size, no_images):
     """Write SOURCE, a benchmark folder, a RUN or a public benchmark's name, in a format that others read.
 
     \b
@@ -37,6 +38,6 @@ def export(source, format, out, data, split, variant, no_images):
       cirkit export circo --data /data/circo --format mbeir --out circo-mbeir
     """
     from cirkit.report.export import export
-    made = export(source, format, out, data, split, variant, images=not no_images)
+    made = export(source, format, out, data, split, variant, not any_size, not no_images)
     click.echo(f"{made.format}: {len(made.files):,} file{'' if len(made.files) == 1 else 's'} in {out}")
     for note in made.notes: click.echo(note)
