@@ -138,6 +138,17 @@ def _encode(self, items: Sequence[Item], side: str) -> np.ndarray:  # (n, dim)
 SentenceEmbedder._refuse, SentenceEmbedder._encode = _refuse, _encode
 
 # %% ../../nbs/embed/18_sentence_transformers.ipynb #c767ac2bf
+def _place(hub: str, folder, revision) -> tuple[str, dict]:
+    "Where a model is, and what it is."
+    if folder is None:
+        if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
+            raise CirkitError(f"model {hub!r}: revision {revision!r} is no commit; give the 40 digits of one, or a folder with the files")
+        return hub, {"hub": hub, "revision": revision}
+    files = [p for p in Path(folder).rglob("*") if p.is_file() and p.name != "README.md" and not p.name.startswith(".")]
+    if not files: raise CirkitError(f"{folder}: no model is there; give a folder that `save_pretrained` has written")
+    return str(folder), {"sha256": files_digest(files, Path(folder))}
+
+# %% ../../nbs/embed/18_sentence_transformers.ipynb #c04107a2e
 def load(model,                          # a name, a hub id, or an entry of the catalogue
          folder: Path | None = None,     # with the model's files; None: from the hub
          revision: str | None = None,    # commit on the hub, 40 hex digits
@@ -159,13 +170,3 @@ def load(model,                          # a name, a hub id, or an entry of the 
         raise CirkitError(f"model {name!r} cannot be loaded from {place}: {one_line(e)[:300]}") from None
     source |= {"library": version("sentence-transformers"), "remote_code": trust_remote_code}
     return SentenceEmbedder(name, loaded, source, fusion, absent, batch, getattr(model, "family", SentenceEmbedder.family))
-
-def _place(hub: str, folder, revision) -> tuple[str, dict]:
-    "Where a model is, and what it is."
-    if folder is None:
-        if not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
-            raise CirkitError(f"model {hub!r}: revision {revision!r} is no commit; give the 40 digits of one, or a folder with the files")
-        return hub, {"hub": hub, "revision": revision}
-    files = [p for p in Path(folder).rglob("*") if p.is_file() and p.name != "README.md" and not p.name.startswith(".")]
-    if not files: raise CirkitError(f"{folder}: no model is there; give a folder that `save_pretrained` has written")
-    return str(folder), {"sha256": files_digest(files, Path(folder))}
