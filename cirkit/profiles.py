@@ -25,6 +25,7 @@ class Profile:
     set_images: int                   # gallery images of the queries' own sets
     distractors: int                  # further gallery images
     resamples: int                    # bootstrap draws
+    others: int                       # queries of each part of the stand-ins for other benchmarks
     negatives: int = 3                # hard negatives of a query
     size: int = 224                   # pixels, both sides of an image
     models: tuple[str, ...] = MODELS  # what is embedded, in table order
@@ -37,13 +38,13 @@ class Profile:
     def gallery(self) -> int: return self.set_images + self.distractors
 
 # %% ../nbs/core/05_profiles.ipynb #c9c50d5eb
-_SIZES = {'smoke': (467, 2, 5, 191, 1_000, 200), 'small': (4_667, 20, 53, 1_910, 10_000, 1_000),
-          'paper': (70_000, 300, 800, 28_645, 150_000, 2_000)}
+_SIZES = {'smoke': (467, 2, 5, 191, 1_000, 200, 12), 'small': (4_667, 20, 53, 1_910, 10_000, 1_000, 120),
+          'paper': (70_000, 300, 800, 28_645, 150_000, 2_000, 1_000)}
 PROFILES = {name: Profile(name, *sizes) for name, sizes in _SIZES.items()}
 SIZES = ('seeds', 'per_simple', 'complex', 'negatives', 'set_images', 'distractors', 'size', 'seed')  # what a benchmark's bytes depend on
 
 # %% ../nbs/core/05_profiles.ipynb #c5a47f639
-_LEAST = {'seeds': 1, 'size': 32, 'per_simple': 0, 'complex': 0, 'set_images': 0, 'distractors': 0, 'resamples': 1,
+_LEAST = {'seeds': 1, 'size': 32, 'per_simple': 0, 'complex': 0, 'set_images': 0, 'distractors': 0, 'resamples': 1, 'others': 1,
           'negatives': 0, 'seed': 0}
 
 def _model_names(value, default: tuple) -> tuple:

@@ -16,10 +16,11 @@ from ..errors import CirkitError, unknown
 from ..io import read_json
 
 # %% ../../nbs/report/07_items.ipynb #c0ad256ef
-STEPS = ('synth', 'embed', 'rank')   # the stages of a run, in order
+STEPS = ('synth', 'embed', 'rank', 'others')   # the stages of a run, in order
 NEEDS = {                            # paper -> item -> the last stage that it needs; '*' for items not listed
     'edir': {'table1': 'synth', 'table2': 'synth', 'table4': '', 'figure1': 'synth', 'figure2': 'synth', 'funnel': 'synth',
-             '*': 'rank'}}
+             'figure3': 'others', 'figure4': 'others', 'claims': 'others', '*': 'rank'},
+    'circus': {'recall': 'others', 'gap': 'others', 'pool': 'others'}}
 LONG = 'long'                        # the group that trains; never part of 'all'
 DATA = {'circus': 'circus'}          # paper -> the folder of `data/` that it reads and a wheel has not: its licence differs
 BENCHMARK = tuple(f'benchmark/{n}' for n in ('benchmark.json', 'queries.jsonl', 'corpus.jsonl', 'instances.jsonl'))

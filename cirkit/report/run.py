@@ -72,11 +72,12 @@ def inputs(run: Run,
 # %% ../../nbs/report/09_run.ipynb #cf3edfea1
 def open_run(profile='smoke',    # a profile's name
              work='',            # RUN, or '' for runs/<profile>
-             needs='rank',       # last stage that must be there: 'synth' or 'rank'
+             needs='rank',       # last stage that must be there: 'synth', 'rank' or 'others'
             ) -> Run:
     "A run with all that `needs` asks for."
     folder, size = work_folder(profile, work), named(profile)
-    have = {'synth': (folder/BENCHMARK[0]).is_file(), 'rank': (folder/INDEX).is_file()}
+    have = {'synth': (folder/BENCHMARK[0]).is_file(), 'rank': (folder/INDEX).is_file(),
+            'others': (folder/'others'/'genecis'/'parts'/'change_object'/INDEX).is_file()}  # the last to be ranked
     if needs not in have: raise unknown('stage', needs, have)
     if not have[needs]:
         from cirkit.report import steps

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CODE', 'DO', 'parameters', 'weights', 'code', 'inputs', 'outputs', 'record', 'stale', 'do_synth', 'do_embed',
-           'do_rank', 'run_step', 'Failure', 'after', 'check_profile', 'alone', 'ensure', 'forget']
+           'do_rank', 'do_others', 'run_step', 'Failure', 'after', 'check_profile', 'alone', 'ensure', 'forget']
 
 # %% ../../nbs/report/08_steps.ipynb #cce91b1cf
 import fcntl
@@ -26,14 +26,17 @@ from .code import module_code
 from .items import BENCHMARK, INDEX, STEPS, read_index, read_run
 
 # %% ../../nbs/report/08_steps.ipynb #c4f3def4d
-CODE = {'synth': ('cirkit.synth.pipeline',), 'embed': ('cirkit.embed.engine', 'cirkit.embed.zoo'), 'rank': ('cirkit.embed.engine', 'cirkit.embed.zoo', 'cirkit.ranktable')}
+_RANK = ('cirkit.embed.engine', 'cirkit.embed.zoo', 'cirkit.ranktable')
+CODE = {'synth': ('cirkit.synth.pipeline',), 'embed': _RANK[:2], 'rank': _RANK, 'others': ('cirkit.synth.standin_parts', *_RANK)}
 
 def parameters(step: str,      # a stage
                size: Profile,  # the sizes asked for
               ) -> dict:       # those that it depends on
     "What a stage's result depends on, besides its inputs and its code."
     values = {k: v for k, v in asdict(size).items() if k in SIZES}
-    return values if step == 'synth' else {'models': list(size.models)}
+    if step == 'synth': return values
+    stand_ins = {k: values[k] for k in ('size', 'seed')} | {'others': size.others} if step == 'others' else {}
+    return {'models': list(size.models), **stand_ins}
 
 def _digests(work, names):
     "Digest of each file of the run, '' for a missing one."
@@ -55,6 +58,7 @@ def code(step: str, size: Profile) -> str:
 def inputs(step: str, size: Profile, work: Path) -> dict:
     "Digests of what a stage reads: the stage before, and shipped weights."
     if step == 'synth': return {}
+    if step == 'others': return weights(size.models)
     return {**_digests(work, BENCHMARK), **(weights(size.models) if step == 'embed' else {})}
 
 # %% ../../nbs/report/08_steps.ipynb #cb6b0ca82
@@ -62,9 +66,16 @@ def outputs(step: str, work: Path) -> dict:
     "Digests of what a stage has written."
     if step == 'synth': return _digests(work, (*BENCHMARK, 'benchmark/images.sha256'))
     if step == 'embed': return {}
+    if step == 'others': return _others(work)
     try: names = read_index(work)['files']
     except CirkitError: names = ()  # missing or spoilt, and so not what run.json remembers
     return _digests(work, (INDEX, *(f'ranks/{n}' for n in names)))
+
+def _others(work: Path) -> dict:
+    "The record and the rank tables of every stand-in, and of each of its parts."
+    names = sorted(p.relative_to(work).as_posix() for p in (work/'others').glob('**/ranks/*') if p.is_file())
+    return _digests(work, [n for name in names if name.endswith(INDEX) for n in (name, name.removesuffix(INDEX) + BENCHMARK[0])] +
+                    [n for n in names if n.endswith('.parquet')])
 
 def record(step, size, work, seconds=0.0) -> dict:
     "What run.json says of a stage that is done."
@@ -98,13 +109,20 @@ def do_rank(size: Profile, work: Path, workers: int, progress: bool, afresh: boo
     from cirkit.report.evaluate import rank_models
     rank_models(work/'benchmark', size.models, work, progress)
 
-DO = {'synth': do_synth, 'embed': do_embed, 'rank': do_rank}
+def do_others(size: Profile, work: Path, workers: int, progress: bool, afresh: bool):
+    "Draw the stand-ins for other benchmarks and rank them with every model."
+    if afresh: shutil.rmtree(work/'others', ignore_errors=True)
+    from cirkit.report.others import build
+    build(size, work, workers, progress)
+
+DO = {'synth': do_synth, 'embed': do_embed, 'rank': do_rank, 'others': do_others}
 
 # %% ../../nbs/report/08_steps.ipynb #c502a524b
 def run_step(step: str, size: Profile, work: Path, workers=1, progress=True):
     "Do a stage and write down that it is done."
     begun, run = time.monotonic(), read_run(work)
-    mark = {'parameters': parameters(step, size) if step == 'synth' else {}, 'code': code(step, size)}
+    drawn = {k: v for k, v in parameters(step, size).items() if k != 'models'}  # one model more does not draw a picture anew
+    mark = {'parameters': drawn, 'code': code(step, size)}
     afresh = run.get('begun', {}).get(step, mark) != mark
     run['profile'], run['begun'] = size.name, {**run.get('begun', {}), step: mark}
     run['steps'] = {s: r for s, r in run['steps'].items() if STEPS.index(s) < STEPS.index(step)}
