@@ -170,11 +170,12 @@ def test_an_adapter_gets_what_was_given(monkeypatch, tmp_path):
 
 
 def test_adapters_know_what_the_catalogue_calls_things():
-    from cirkit.embed import families, pooling, published_inversion
+    from cirkit.embed import families, magiclens, pooling, published_inversion
     for e in c.MODELS.values():
         if not e.obstacle: assert callable(c.adapter(e))
         if e.adapter == "cirkit.embed.mllm:load" and not e.obstacle: assert e.architecture in families.ARCHITECTURES and e.pooling in pooling.POOLINGS
-        if e.adapter == "cirkit.embed.published_inversion:load": assert {c.resolve(e.id, s).template for s in ("", *e.on)} <= {*published_inversion.TEMPLATES}
+        for module in (published_inversion, magiclens):
+            if e.adapter.startswith(module.__name__): assert {c.resolve(e.id, s).template for s in ("", *e.on)} <= {*module.TEMPLATES}
         if e.obstacle:
             with pytest.raises(CirkitError, match="from_callable"): c.load(e.id, "folder")
 
