@@ -2,9 +2,12 @@
 import csv, json, shutil
 import numpy as np, pandas as pd, pytest
 from click.testing import CliRunner
+from tiny_benchmarks import FILES, write
 from cirkit.errors import CirkitError
 from cirkit.io import read_json, write_json
-from cirkit.ranktable import read_ranks, write_ranks
+from cirkit.loaders.registry import load_parts
+from cirkit.loaders.scoring import means, score_parts
+from cirkit.ranktable import rank_benchmark, read_ranks, write_ranks
 from cirkit.report.cli_compare import compare as command
 from cirkit.report.evaluate import scores as evaluated
 from cirkit.report.pairwise import compare, long, printed
@@ -179,3 +182,22 @@ def test_csv_and_json_hold_the_same_numbers(toy, tmp_path):
 def test_help_teaches_by_example():
     code, text = call("--help")
     assert code == 0 and text.count("cirkit compare") >= 3
+
+
+# a metric means what it means to the benchmark
+
+@pytest.mark.parametrize("bench, metric", [("circo", "recall@5"), ("circo", "mAP@5"), ("cirr", "recall_subset@1"), ("cirr", "recall@5"), ("genecis", "recall@2"), ("genecis", "")])
+def test_compare_says_what_score_says(tmp_path, bench, metric):
+    part, one = next(iter(load_parts(bench, write(tmp_path / "data", FILES[bench]), expected=False).items()))
+    rng, gallery = np.random.default_rng(0), np.random.default_rng(1).normal(size=(len(one.gallery), 4))
+    tables = {m: rank_benchmark(one, rng.normal(size=(len(one.queries), 4)), gallery, m, "composed") for m in "ab"}
+    board = compare([write_ranks(tmp_path / f"{m}.parquet", t) for m, t in tables.items()], metric, resamples=20).board.set_index("model")
+    name = metric or "recall@1"
+    for m, t in tables.items():
+        scored = means(score_parts({part: one}, {part: t}, [name]))
+        assert board.value[m] == pytest.approx(scored[name]), (board, scored)
+
+
+def test_a_run_in_parts_names_them(tmp_path):
+    for part in ("shirt", "dress"): write_json(tmp_path / "run/parts" / part / "ranks/index.json", {})
+    with pytest.raises(CirkitError, match="has parts, each with a gallery of its own; give one of .*dress, .*shirt"): compare([tmp_path / "run"])

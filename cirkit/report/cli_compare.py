@@ -16,7 +16,7 @@ from .cli_base import names
 # %% ../../nbs/report/14c_cli_compare.ipynb #c630da992
 @click.command()
 @click.argument('runs', nargs=-1, required=True, metavar='RUN...', type=click.Path(path_type=Path))
-@click.option('--metric', default='', metavar='NAME', help="hit@10, recall@5, mAP@5, choice ... [default: the protocol's first]")
+@click.option('--metric', default='', metavar='NAME', help="hit@10, recall@5, mAP@5, choice ..., as the benchmark means it. [default: the protocol's first]")
 @click.option('--modality', default='composed', show_default=True, metavar='NAME', help='composed, text, image or all.')
 @click.option('--models', default='', metavar='LIST', help='Comma-separated names. [default: all]')
 @click.option('--subset', default='', metavar='NAME', help='Only the queries of this category or subcategory.')
@@ -44,5 +44,5 @@ def _compare(runs, metric, modality, models, subset, resamples, seed, csv, as_js
     from cirkit.report import pairwise as p
     from cirkit.report.text import write_table
     result = p.compare(runs, metric, modality, names(models), subset, resamples, seed)
-    click.echo(json.dumps(p.as_json(result), indent=1, allow_nan=False) if as_json else p.printed(result))
     if csv: write_table(csv, p.long(result))
+    click.echo(json.dumps(p.as_json(result), indent=1, allow_nan=False) if as_json else p.printed(result))

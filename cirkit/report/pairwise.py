@@ -16,9 +16,10 @@ import pandas as pd
 from ..errors import CirkitError, unknown
 from ..io import read_json
 from ..loaders.registry import BENCHMARKS
+from ..loaders.scoring import WORDS
 from ..metrics import parse_metric, per_query
 from ..ranktable import read_ranks
-from .items import BENCHMARK, read_index
+from .items import BENCHMARK, INDEX, read_index
 from .text import DASH
 from ..rows import read_protocol
 from ..significance import Stability, bca, detectable, pairs, stability
@@ -31,6 +32,9 @@ def rank_files(path,             # a RUN, another folder with ranks/, or one .pa
     "The rank tables that a path stands for."
     path = Path(path)
     if not path.exists(): raise CirkitError(f'{path}: no such RUN or rank table; check the path')
+    parts = sorted(p for p in (path/'parts').glob('*') if (p/INDEX).is_file())
+    if parts and not (path/INDEX).is_file():
+        raise CirkitError(f"{path}: has parts, each with a gallery of its own; give one of {', '.join(map(str, parts))}")
     return [path/'ranks'/name for name in read_index(path)['files']] if path.is_dir() else [path]
 
 # %% ../../nbs/report/13b_pairwise.ipynb #c5d55077b
@@ -122,12 +126,18 @@ def choose_metric(name: str,     # '' for the protocol's
                   ranks: pd.DataFrame,  # one RankTable
                  ) -> tuple:     # its name for `per_query`, and the one to print
     "The metric to compare by."
-    single = (ranks.pos.map(len) == 1).all()
-    known = lambda m: f'hit@{m[2:]}' if single and m.startswith('R@') else m
-    names = [known(m) for m in ([name] if name else protocol_metrics(runs, ranks.protocol.iloc[0]))]
-    metric = names[0] if name else next((m for m in names if _understood(m)), 'hit@1')
+    protocol, single = ranks.protocol.iloc[0], (ranks.pos.map(len) == 1).all()
+    plain = {m: _plain(m, WORDS.get(protocol.partition('/')[0], {}), single) for m in ([name] if name else protocol_metrics(runs, protocol))}
+    own = name or next((m for m in plain if _understood(plain[m])), 'hit@1')
+    metric = plain.get(own, own)
     if parse_metric(metric)[0] == 'rank': raise CirkitError("metric 'rank' is no score, a lower one is better; compare by 'MRR'")
-    return metric, f"R@{metric.split('@')[1]}" if single and metric.startswith(('hit@', 'recall@')) else metric
+    return metric, f"R@{metric.split('@')[1]}" if single and metric.startswith(('hit@', 'recall@')) else own
+
+def _plain(name: str, words: dict, single: bool) -> str:
+    "A benchmark's metric as `per_query` names it."
+    word, at, k = name.partition('@')
+    if word == 'R' and single: word = 'recall' if 'recall' in words else 'hit'
+    return words.get(word, word) + at + k
 
 def _understood(metric):
     try: return parse_metric(metric)[0] != 'rank'
