@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from ..check import check_folder
 from ..errors import CirkitError, unknown
-from ..fingerprint import digest, file_digest
+from ..fingerprint import file_digest
 from ..io import write_json
 from ..summary import LEVELS, summary
 from ..profiles import profile as named
@@ -23,7 +23,7 @@ from ..ranktable import rank_benchmark, write_ranks
 from ..records import Benchmark
 from .items import INDEX, check_models, read_run
 from .run import Run
-from .text import score_cell
+from .text import score_cell, slug
 
 # %% ../../nbs/report/13_evaluate.ipynb #c8e281e79
 MODALITIES = ('composed', 'text', 'image')
@@ -93,14 +93,9 @@ def rank_models(source,          # a Benchmark or its folder
         asked, gallery = vectors(bench, model, store, digests)
         for modality, queries in asked.items():
             table = rank_benchmark(bench, queries, gallery, model.id, modality, memory, family=model.family)
-            index['files'].append(write_ranks(out/'ranks'/f'{_file_name(model.id)}.{modality}.parquet', table).name)
+            index['files'].append(write_ranks(out/'ranks'/f'{slug(model.id)}.{modality}.parquet', table).name)
         index['models'].append({'model': model.id, 'family': model.family, 'dim': int(model.dim)})
     write_json(out/INDEX, index)
-
-def _file_name(model):
-    "A model's id as part of a file name; ids that differ have names that differ."
-    plain = ''.join(c if c.isalnum() or c in '-._' else '_' for c in model)
-    return plain if plain == model else f'{plain}-{digest(model)[:8]}'
 
 # %% ../../nbs/report/13_evaluate.ipynb #c50c63ec1
 def score(folder: Path,          # a benchmark's folder

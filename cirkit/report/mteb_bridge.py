@@ -169,7 +169,8 @@ def _files(pictures, folder, stem):
     some = pictures if isinstance(pictures, (list, tuple)) else [] if pictures is None else [pictures]
     paths = tuple(Path(folder)/f'{stem}-{j}.png' for j in range(len(some)))
     for path, picture in zip(paths, some):
-        if not isinstance(picture, Image.Image): raise CirkitError(f"item {stem}: the picture is a {type(picture).__name__}, not a PIL image; give the task an image column")
+        if not isinstance(picture, Image.Image):
+            raise CirkitError(f"item {stem}: the picture is a {type(picture).__name__}, not a PIL image; give the task an image column")
         write_image(path, np.asarray(picture.convert('RGB')))
     return paths
 
@@ -301,7 +302,8 @@ def evaluate(folder,                    # a benchmark's folder
     "Run MTEB on a benchmark and score the same vectors with cirkit."
     mteb, task, bench = need_mteb(), as_task(folder, modality), Benchmark.load(folder)
     if bench.protocol.gallery == 'per-query':
-        raise CirkitError(f"{bench.name}: a rank table counts one gallery for all queries, and here each has its own; run `mteb.evaluate` on `as_task`, whose hit rate at 1 is cirkit's 'choice'")
+        raise CirkitError(f"{bench.name}: a rank table counts one gallery for all queries, and here each has its own; run `mteb.evaluate` "
+                          "on `as_task`, whose hit rate at 1 is cirkit's 'choice'")
     recorder = Recorder(_model(model))
     result = mteb.evaluate(recorder, task, cache=None, co2_tracker=False, show_progress_bar=False).task_results[0]
     meta = recorder.mteb_model_meta
