@@ -47,10 +47,13 @@ class Best:
         self.room = 2 * k * len(queries)
 
     def see(self, tile):
-        found = tile.at_least(self.least, 4 * self.k * len(self.least))
+        least = self.least
+        found = tile.at_least(least, 4 * self.k * len(least))
         if found is None:   # too many: the tile's own best are a better threshold
-            found = tile.at_least(np.maximum(self.least, tile.kth(self.k)), np.inf)
+            least = np.maximum(least, tile.kth(self.k))
+            found = tile.at_least(least, np.inf)
         with self.lock:
+            self.least = np.maximum(self.least, least)
             self.held.append(found)
             self.size += len(found[0])
             if self.size > self.room: self._drop()
