@@ -105,7 +105,7 @@ def mteb():
 
 @pytest.fixture(scope='module')
 def clip():
-    from cirkit.embed.zoo import load
+    from cirkit.embed.catalogue import load
     return load('world-clip')
 
 

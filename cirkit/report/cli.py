@@ -12,8 +12,10 @@ from .. import __version__
 from .cli_base import Commands
 from .cli_compare import compare
 from .cli_export import export
+from .cli_models import models
 from .cli_run import embed, reproduce, synth
 from .cli_score import check, evaluate, score, submit
+from .cli_store import store
 
 # %% ../../nbs/report/14z_cli.ipynb #ce8d9363b
 @click.group(cls=Commands, context_settings={'help_option_names': ['-h', '--help'], 'max_content_width': 110})
@@ -30,6 +32,6 @@ def cli():
       cirkit compare RUN RUN                                 which differences are real
     """
 
-for command in (reproduce, synth, embed, check, evaluate, score, compare, submit, export): cli.add_command(command)
+for command in (reproduce, synth, embed, check, evaluate, score, compare, submit, export, models, store): cli.add_command(command)
 
 def main(): cli()

@@ -55,7 +55,7 @@ def _possible(bench, modality):
 # %% ../../nbs/report/13_evaluate.ipynb #c7ef03e4e
 def embedders(models) -> list:   # one at a time
     "Yield the models; names come from the zoo."
-    from cirkit.embed.zoo import load
+    from cirkit.embed.catalogue import load
     loaded = {}                  # models on one tower share it
     for model in models: yield load(model, loaded=loaded) if isinstance(model, str) else model
 

@@ -281,7 +281,7 @@ class Recorder:
 def _model(model):
     "A name of the zoo, an embedder or an MTEB model as an MTEB model."
     if isinstance(model, str):
-        from cirkit.embed.zoo import load
+        from cirkit.embed.catalogue import load
         model = load(model)
     if hasattr(model, 'fingerprint'): return as_encoder(model)
     if hasattr(model, 'encode') and hasattr(model, 'mteb_model_meta'): return model
