@@ -98,6 +98,18 @@ def test_siglip_text(kind, folders):
     assert np.abs(masked - expected).max() > 1e-3
 
 
+def test_lower_case(folders, tmp_path):
+    "Released SigLIP 2 folders name Gemma's tokenizer, which keeps capitals: they are lowered all the same, and this is recorded."
+    folder = save_tiny(tmp_path/"siglip", "siglip")
+    for name, change in (("tokenizer.json", {"normalizer": None}), ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})):
+        (folder/name).write_text(json.dumps(json.loads((folder/name).read_text()) | change))
+    dual = load("tiny", folder)
+    upper, lower = (dual.tower.words.tokenizer(t)["input_ids"] for t in ("Red dog", "red dog"))
+    assert upper != lower and dual.fingerprint()["text"]["lower"] is True
+    np.testing.assert_array_equal(dual.tower.encode_texts(["Red DOG"]), dual.tower.encode_texts(["red dog"]))
+    assert dual.describe(Item("x", (), "Red DOG"), "query")["text"]["text"] == "red dog"
+
+
 @pytest.mark.parametrize("eos", [None, 2])
 def test_old_end_mark(eos, tmp_path, folders, items):
     "OpenAI's own configuration names a wrong end mark; the vectors are the same."

@@ -141,6 +141,16 @@ def test_templates():
         with pytest.raises(CirkitError, match="two are needed"): captions(text)
 
 
+def test_base(files, monkeypatch, tmp_path):
+    "CLIP comes from a folder, an object, an entry, or the folder of all models; without any, one line says what is missing."
+    (tmp_path/"clip-l14").symlink_to(files["clip"])
+    path = files["searle"]
+    with pytest.raises(CirkitError, match="no revision of openai/clip-vit-large-patch14 is known"): load("searle-l14", path)
+    monkeypatch.setenv("CIRKIT_MODELS", str(tmp_path))
+    prints = [load("searle-l14", path, base=b).fingerprint()["tower"] for b in (None, "clip-l14", files["clip"], str(files["clip"]))]
+    assert all(p == prints[0] for p in prints)
+
+
 def test_fingerprint(files):
     prints = [str(make(files, "searle", **o).fingerprint()) for o in ({}, {"template": "searle-fashioniq"}, {"preprocessing": "clip"})]
     prints += [str(make(files, "lincir").fingerprint()), str(make(files, "pic2word").fingerprint())]

@@ -257,7 +257,7 @@ class HfDual(TowerEmbedder):
         features = np.zeros((2, len(texts), self.dim), np.float32)
         has = [np.array([f is not None for f in images], bool), np.array([bool(t) for t in texts], bool)]
         if has[0].any(): features[0, has[0]] = np.stack([f for f in images if f is not None])
-        if has[1].any(): features[1, has[1]] = self.tower.encode_texts([t for t in texts if t])
+        if has[1].any(): features[1, has[1]] = self.tower.texts([t for t in texts if t])
         both = has[0] & has[1]
         out = features.sum(0)
         if both.any(): out[both] = FUSIONS[self.fusion](features[0, both], features[1, both])

@@ -218,8 +218,9 @@ def released_file(entry: Entry, folder: Path | None, revision: str | None) -> Pa
 def base_tower(entry: Entry, base, loaded: dict | None, device: str, dtype: str) -> HfTower:
     "The encoders under a network."
     if isinstance(base, HfDual): return base.tower
-    if base is not None: return load_tower(catalogue.MODELS[entry.base], base, device=device, dtype=dtype)
-    return catalogue.load(entry.base, device=device, dtype=dtype, loaded=loaded).tower
+    if base is None or str(base).partition("@")[0] in catalogue.MODELS:
+        return catalogue.load(str(base or entry.base), device=device, dtype=dtype, loaded=loaded).tower
+    return load_tower(catalogue.MODELS[entry.base], base, device=device, dtype=dtype)
 
 # %% ../../nbs/embed/12_published_inversion.ipynb #c5f910a07
 def load(model: Entry | str,            # an entry or id of the catalogue
@@ -227,7 +228,7 @@ def load(model: Entry | str,            # an entry or id of the catalogue
          revision: str | None = None,   # commit on the hub
          device: str = "cpu",
          dtype: str = "float32",        # of CLIP; the small network stays in float32
-         base: Path | HfDual | None = None,  # CLIP; None: the entry's
+         base: Path | str | HfDual | None = None,  # CLIP; None: the entry's
          loaded: dict | None = None,    # models that are there already
          template: str | None = None,   # one of TEMPLATES; None: the entry's
          preprocessing: str | None = None,   # None: the method's

@@ -4,9 +4,11 @@
 
 # %% auto #0
 __all__ = ['WORDS', 'TEXT', 'VISION', 'SIZE', 'DIM', 'TINY', 'draw_weights', 'byte_letters', 'clip_tokenizer', 'siglip_tokenizer',
-           'save_tiny']
+           'save_tiny', 'scenic_tree', 'flax_bytes', 'save_tiny_magiclens']
 
 # %% ../../nbs/embed/10_tiny_dual.ipynb #cce2d61dd
+import pickle
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -100,4 +102,44 @@ def save_tiny(folder: Path,
     if kind not in TINY: raise unknown("tiny model", kind, TINY)
     model, tokenizer, processor = TINY[kind](eos)
     for part in (draw_weights(model, seed), tokenizer, processor): part.save_pretrained(folder)
+    return Path(folder)
+
+# %% ../../nbs/embed/10_tiny_dual.ipynb #c2622dc62
+def scenic_tree(seed: int, vocab: int) -> dict:  # nested dictionaries of float32 arrays
+    "The parameters of a tiny MagicLens as its file holds them."
+    rng = np.random.default_rng(seed)
+    def draw(*shape, size=None): return rng.normal(0, size or 1.2*np.prod(shape[:1])**-.5, shape).astype(np.float32)
+    def norm(w, one=1.): return {"scale": draw(w, size=.1) + np.float32(one), "bias": draw(w, size=.1)}
+    def dense(a, b): return {"kernel": draw(a, b), "bias": draw(b, size=.1)}
+    def transformer(w, heads):
+        def attention(): return {n: {"kernel": draw(w, heads, w//heads), "bias": draw(heads, w//heads, size=.1)} for n in ("query", "key", "value")}
+        return {f"resblocks_{n}": {"ln_1": norm(w), "attn": attention() | {"out": {"kernel": draw(heads, w//heads, w, size=w**-.5), "bias": draw(w, size=.1)}},
+                                   "ln_2": norm(w), "mlp": {"c_fc": dense(w, 4*w), "c_proj": dense(4*w, w)}} for n in range(2)}
+    def heads(n, size): return {k: {"w": draw(DIM, n, size), "b": draw(n, size, size=.1)} for k in ("query", "key", "value")} | {"post": {"w": draw(DIM, n, size, size=.2), "b": draw(DIM, size=.1)}}
+    def feed(a, b): return {"linear": {"w": draw(a, b)}, "bias": {"b": draw(b, size=.1)}}
+    def layer(): return {"layer_norm": norm(DIM, 0), "self_attention": heads(4, DIM//4), "ff_layer": {"layer_norm": norm(DIM, 0), "ffn_layer1": feed(DIM, 4*DIM), "ffn_layer2": feed(4*DIM, DIM)}}
+    visual = {"conv1": {"kernel": draw(8, 8, 3, 32, size=.1)}, "class_embedding": draw(32, size=.5), "positional_embedding": draw(17, 32, size=.5), "ln_pre": norm(32),
+              "transformer": transformer(32, 2), "ln_post": norm(32), "proj": {"kernel": draw(32, DIM)}}
+    text = {"token_embedding": {"embedding": draw(vocab, 40, size=.5)}, "positional_embedding": draw(77, 40, size=.5), "transformer": transformer(40, 4), "ln_final": norm(40),
+            "text_projection": {"kernel": draw(40, DIM)}}
+    pool = {"pool_attn": heads(4, DIM) | {"per_dim_scale": {"per_dim_scale": draw(DIM, size=1.)}}, "pool_attn_ln": norm(DIM, 0), "pooling_attn_query": draw(1, DIM, size=1.)}
+    return {"params": {"clip": {"visual": visual, "text": text, "logit_scale": np.float32(4.6)}, "multimodal_encoder": {f"x_layers_{n}": layer() for n in range(4)},
+                       "contrastive_multimodal_pooler": pool}}
+
+# %% ../../nbs/embed/10_tiny_dual.ipynb #c4985266b
+def flax_bytes(value) -> bytes:
+    "Nested dictionaries of arrays in flax's format."
+    def counted(tag, data, n=None): return bytes([tag]) + struct.pack(">I", len(data) if n is None else n) + data
+    if isinstance(value, dict): return counted(0xdf, b"".join(flax_bytes(k) + flax_bytes(v) for k, v in value.items()), len(value))
+    if isinstance(value, str): return counted(0xdb, value.encode())
+    array = np.asarray(value)
+    shape = counted(0xdd, b"".join(b"\xce" + struct.pack(">I", n) for n in array.shape), array.ndim)
+    inner = b"\x93" + shape + flax_bytes(array.dtype.name) + counted(0xc6, array.tobytes())
+    return b"\xc9" + struct.pack(">I", len(inner)) + (b"\x01" if isinstance(value, np.ndarray) else b"\x03") + inner
+
+def save_tiny_magiclens(folder: Path, seed: int = 0) -> Path:  # the folder
+    "Write `tiny.pkl` as the authors did, and CLIP's tokenizer beside it."
+    tokenizer = clip_tokenizer(WORDS)
+    tokenizer.save_pretrained(folder)
+    (Path(folder)/"tiny.pkl").write_bytes(pickle.dumps(flax_bytes(scenic_tree(seed, len(tokenizer)))))
     return Path(folder)
