@@ -35,7 +35,7 @@ def _ends(values, where, joined, median, sources, resamples, seed, level):
     return mean_interval(drawn, np.column_stack([values, *(values[:, j[0]] for j in joined)]), index, weights, level)
 
 # %% ../nbs/core/12b_summary.ipynb #c57cb430d
-def _averages(scores, cells, over, median, *how):
+def _averages(scores, cells, over, median, sources, resamples, seed, level):
     "Value, low, high and number of queries of each key, for cells that all have means or all have medians."
     values = np.stack([scores[column].to_numpy(float) for column, _ in cells.values()], 1)
     where = np.stack([inside for _, inside in cells.values()], 1) & ~np.isnan(values)
@@ -44,9 +44,11 @@ def _averages(scores, cells, over, median, *how):
     with np.errstate(invalid="ignore"):
         value, count = _values(values, where, median), where.sum(0)
         value = [*value, *(_nanmean(value[j]) for j in joined)]
-        low, high = np.full((2, len(value)), np.nan) if how[1] is None else _ends(values, where, joined, median, *how)
+        low, high = (np.full((2, len(value)), np.nan) if resamples is None else
+                     _ends(values, where, joined, median, sources, resamples, seed, level))
     return dict(zip([*cells, *over], zip(value, low, high, [*count, *(count[j].sum() for j in joined)])))
 
+# %% ../nbs/core/12b_summary.ipynb #c65b87cbd
 def averages(scores: pd.DataFrame,  # (q, m) a column per metric, as from `per_query`; a NaN does not count
              cells: dict,           # key -> (column, (q,) bool): the average over these queries
              over: dict,            # key -> keys of cells of one column: the plain mean of their averages
@@ -64,7 +66,7 @@ def averages(scores: pd.DataFrame,  # (q, m) a column per metric, as from `per_q
     keys = [*cells, *over]
     return pd.DataFrame([found[key] for key in keys], index=pd.Index(keys), columns=["value", "low", "high", "n"])
 
-# %% ../nbs/core/12b_summary.ipynb #cafb4c5f3
+# %% ../nbs/core/12b_summary.ipynb #c29ceaa0f
 LEVELS = ("micro", "macro", "category", "subcategory")
 
 def _groups(ranks):
@@ -84,20 +86,23 @@ def _rows(scores, ranks, *how):
     over = {("macro", "all", m): [("subcategory", name, m) for name in sub] for m in scores if sub}
     return averages(scores, cells, over, sources(ranks), *how).rename_axis(["level", "category", "metric"]).reset_index()
 
-# %% ../nbs/core/12b_summary.ipynb #cb8c6b12a
+# %% ../nbs/core/12b_summary.ipynb #cb5a04cd2
 def sources(ranks: pd.DataFrame,  # a RankTable
            ) -> pd.Series:        # (q,) indexed as `ranks`
     "The unit that is resampled: a query's source, or the query itself where it has none."
     return ranks["source"].where(ranks["source"].notna() & (ranks["source"] != ""), ranks["qid"])
 
-# %% ../nbs/core/12b_summary.ipynb #cbdf5868e
+# %% ../nbs/core/12b_summary.ipynb #cc804d85b
 KEYS = ["model", "family", "modality"]
 
 def _one(ranks, columns, what, why):
     "Refuse tables that differ in what their scores are about."
     found = ranks[columns].drop_duplicates()
-    if len(found) > 1: raise CirkitError(f"rank tables come from {len(found)} {what} ({'; '.join(' '.join(map(str, row)) for row in found.to_numpy())}); {why}")
+    if len(found) == 1: return
+    told = '; '.join(' '.join(map(str, row)) for row in found.to_numpy())
+    raise CirkitError(f"rank tables come from {len(found)} {what} ({told}); {why}")
 
+# %% ../nbs/core/12b_summary.ipynb #cddab11de
 def summary(ranks: pd.DataFrame,  # one or more RankTables of one benchmark, protocol and gallery
             metrics=("hit@1", "hit@5", "hit@10", "choice"),  # names
             by=LEVELS,            # averages to give
