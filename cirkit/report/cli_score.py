@@ -10,11 +10,13 @@ import json
 import os
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
 from ..errors import CirkitError
+from ..io import atomic
 from .cli_base import models_option, names
 
 # %% ../../nbs/report/14b_cli_score.ipynb #c5a0029fa
@@ -65,6 +67,12 @@ def _check_outputs(outputs: dict, inputs=()):  # option -> path, '' where it is 
         if not Path(path).name or Path(path).is_dir(): raise CirkitError(f"{option} {path}: is a folder; give the name of a file")
         if said := taken.get(os.path.realpath(path)): raise CirkitError(f"{option} {path}: {said}; write to another file")
         taken[os.path.realpath(path)] = f'is that of {option} too'
+
+def _write(tables: dict):  # path, '' where none is asked for -> table
+    "Write all tables or none."
+    with ExitStack() as files:
+        for path, table in tables.items():
+            if path: table.to_csv(files.enter_context(atomic(path)), index=False)
 
 # %% ../../nbs/report/14b_cli_score.ipynb #c3a570d0e
 def _is_public(target, *options) -> bool:
@@ -170,13 +178,11 @@ def score(bench, predictions, data, split, variant, any_size, settings, partial,
     """
     from cirkit.loaders.scoring import long_table, means
     from cirkit.report import score as s
-    from cirkit.report.text import write_table
     _check_outputs({'--csv': csv, '--per-query': per_query}, predictions)
     report = s.score_files(bench, predictions, data, split, variant, partial, names(metrics), _cutoffs(ks), ties, not any_size, s.options_from(settings))
-    for note in report.notes: click.echo(f'cirkit: note: {note}', err=True)
     long = None if as_json and not csv else long_table(report.scored)
-    if csv: write_table(csv, long)
-    if per_query: write_table(per_query, report.scored.values.reset_index())
+    _write({csv: long, per_query: report.scored.values.reset_index()})
+    for note in report.notes: click.echo(f'cirkit: note: {note}', err=True)
     if as_json: click.echo(json.dumps(means(report.scored), allow_nan=False))
     else: click.echo(f'{s.headline(report)}\n{s.printed(long)}')
 
