@@ -188,5 +188,5 @@ class SumFusion(TowerEmbedder):
         out = np.zeros((len(texts), self.dim), np.float32)
         has_image, has_text = [i for i, f in enumerate(images) if f is not None], [i for i, t in enumerate(texts) if t]
         if has_image: out[has_image] += unit(np.stack([images[i] for i in has_image]))
-        if has_text: out[has_text] += unit(self.tower.encode_texts([texts[i] for i in has_text]))
+        if has_text: out[has_text] += unit(self.tower.texts([texts[i] for i in has_text]))
         return out
