@@ -133,36 +133,41 @@ class PoolRanks:
         return PoolRanks(self.qids[some], tuple(self.models[i] for i in at), self.ranks[:, at][:, :, some], self.source[some])
 
 # %% ../../nbs/audit/00_shortcuts.ipynb #c74e36423
+def _order(qids, index):
+    "Where the queries of the first table stand in another; None: in the same places."
+    return None if len(qids) == len(index) and (qids == index.to_numpy()).all() else pd.Index(qids).get_indexer(index)
+
 def _gathered(pieces):
-    "PoolRanks from (model, modality, qids, gallery, source, ranks) of each table."
-    pieces = [*pieces]
-    first, found = pieces[0], {}
-    index, models = pd.Index(first[2]), sorted({p[0] for p in pieces})
-    for model, modality, qids, gallery, _, ranks in pieces:
+    "PoolRanks from (model, modality, qids, labels, source, ranks) of each table; labels: its gallery and protocol, (2, q) or (2, 1)."
+    found, first, again = {}, None, "rank every model with composed, text and image queries"
+    for model, modality, qids, labels, source, ranks in pieces:
         if modality not in _MODALITY: raise unknown("modality", modality, _MODALITY)
-        same = len(qids) == len(index) and (qids == first[2]).all()
-        at = np.arange(len(index)) if same else pd.Index(qids).get_indexer(index)
-        if (model, modality) in found or (at < 0).any() or len(qids) != len(index): break
-        if (gallery[at] != first[3]).any(): raise CirkitError(f"query {index[(gallery[at] != first[3]).argmax()]!r}: rank tables come from several galleries or protocols; such ranks are not comparable")
-        found[model, modality] = ranks[at]
+        if first is None: first, index = (qids, labels, source), pd.Index(qids)
+        at = _order(qids, index)
+        if (model, modality) in found or not index.is_unique or at is not None and (len(qids) != len(index) or (at < 0).any()):
+            raise CirkitError(f"model {model!r} lacks the ranks of a query or modality or has them twice ({modality!r}); {again}")
+        if at is not None: labels, ranks = labels[:, at] if labels.shape[1] > 1 else labels, ranks[at]
+        if (labels != first[1]).any(): raise CirkitError(f"model {model!r}: rank tables come from several galleries or protocols; ranks of one query in different ones are not comparable")
+        found[model, modality] = ranks
+    if first is None: raise CirkitError("no rank tables; rank a pool of models first")
+    models = sorted({m for m, _ in found})
     gone = [(m, o) for m in models for o in _MODALITY if (m, o) not in found]
-    if gone or not index.is_unique: raise CirkitError("some model lacks the ranks of a query or modality, or has them twice; rank every model with composed, text and image queries" + (f" (model {gone[0][0]!r}, modality {gone[0][1]!r})" if gone else ""))
+    if gone: raise CirkitError(f"model {gone[0][0]!r} lacks the ranks of a query or modality {gone[0][1]!r}; {again}")
     ranks = np.stack([np.stack([found[m, o] for m in models]) for o in _MODALITY])
-    return PoolRanks(np.asarray(first[2]), tuple(models), ranks, np.where(first[4] == "", first[2], first[4]))
+    return PoolRanks(first[0], tuple(models), ranks, np.where(first[2] == "", first[0], first[2]))
 
 def pool_ranks(ranks: pd.DataFrame,  # RankTables of several models in three modalities
                positive: str = "best", ties: str = "pessimistic",  # as in `query_ranks`
                without: Mapping | None = None,  # qid -> candidate id of its reference image, taken out
               ) -> PoolRanks:
     "The ranks of a pool from tables in memory."
-    if ranks.empty: raise CirkitError("no rank tables; rank a pool of models first")
-    if not (has := "source" in ranks): ranks = ranks.assign(source="")
+    has = [c for c in ("model", "modality", "qid", "source", "gallery_hash", "protocol", "above", "tied", "topk_ids") if c in ranks]
     def piece(key, t):
-        r = query_ranks(t, positive, ties)
-        if without is not None: r = r - reference_ahead(t, without)
-        gallery = t.gallery_hash + "|" + t.protocol if "protocol" in t else t.gallery_hash
-        return (*key, t.qid.to_numpy(object), gallery.to_numpy(object), t.source.to_numpy(object), r)
-    return _gathered(piece(key, t) for key, t in ranks.groupby(["model", "modality"], sort=False))
+        rank = query_ranks(t, positive, ties)
+        if without is not None: rank = rank - reference_ahead(t, without)
+        qids, *labels, source = (t[c].to_numpy(object) if c in t else np.full(len(t), "", object) for c in ("qid", "gallery_hash", "protocol", "source"))
+        return *key, qids, np.stack(labels), source, rank
+    return _gathered(piece(key, t) for key, t in ranks[has].groupby(["model", "modality"], sort=False))
 
 # %% ../../nbs/audit/00_shortcuts.ipynb #c6832e8c0
 _READ = ["model", "modality", "qid", "source", "gallery_hash", "protocol", "above", "tied"]
@@ -172,26 +177,29 @@ def _flat(column):
     lists = column.combine_chunks()
     return lists.flatten().to_numpy(zero_copy_only=False), lists.value_lengths().to_numpy(zero_copy_only=False)
 
+def _single(rows, name, path):
+    "The one value of a column."
+    values = rows[name].unique().to_pylist()
+    if len(values) != 1 or values[0] is None: raise CirkitError(f"{path}: column {name!r} holds {len(values)} values where a rank table has one; rank again")
+    return values[0]
+
 def _piece(path, positive, ties):
     "What an audit needs of one file."
     try:
         rows = pq.read_table(path, columns=_READ, page_checksum_verification=True)
         (above, total), (tied, _) = (_flat(rows[c]) for c in ("above", "tied"))
+        qids, source = (rows[c].to_numpy() for c in ("qid", "source"))
     except (pa.ArrowException, OSError, ValueError, AttributeError) as error:
         raise CirkitError(f"{path}: not a sound rank table ({str(error).splitlines()[0]}); rank again") from None
-    text = lambda c: rows[c].to_numpy()
-    if not len(total) or any(rows[c].null_count for c in _READ) or len({*text("model")}) > 1 or len({*text("modality")}) > 1:
-        raise CirkitError(f"{path}: not the table of one model and modality; rank again")
-    ranks = _rank(*_checked(total, above, tied, path, text("qid")), positive, ties)
-    return text("model")[0], text("modality")[0], text("qid"), text("gallery_hash") + "|" + text("protocol"), text("source"), ranks
+    model, modality, *labels = (_single(rows, c, path) for c in ("model", "modality", "gallery_hash", "protocol"))
+    ranks = _rank(*_checked(total, above, tied, path, qids), positive, ties)
+    return model, modality, qids, np.array(labels, object)[:, None], source, ranks
 
 def read_pool_ranks(paths: Iterable,  # .parquet files of RankTables, one a model and modality
                     positive: str = "best", ties: str = "pessimistic",
                    ) -> PoolRanks:
     "The ranks of a pool from its files."
-    paths = [Path(p) for p in paths]
-    if not paths: raise CirkitError("no rank tables; rank a pool of models first")
-    return _gathered(_piece(p, positive, ties) for p in paths)
+    return _gathered(_piece(Path(p), positive, ties) for p in paths)
 
 # %% ../../nbs/audit/00_shortcuts.ipynb #c7a038d93
 KINDS = (*MODALITIES, "either_unimodal")
