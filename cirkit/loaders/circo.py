@@ -6,8 +6,6 @@
 __all__ = ['TEMPLATES', 'ASPECTS', 'PROTOCOLS', 'COUNTS', 'GALLERY', 'CLOSED', 'image_name', 'load']
 
 # %% ../../nbs/loaders/03_circo.ipynb #c51932998
-from dataclasses import replace
-
 from ..errors import CirkitError, unknown
 from .common import (about, check_count, check_labels, check_unique, first_path, image_root, modality, read_value,
                                    take, take_list, with_images)

@@ -18,7 +18,6 @@ import numpy as np
 
 from ..errors import CirkitError, unknown
 from ..io import MAX_BYTES, read_bytes
-from . import fashioniq
 from .common import family, require_labels
 from .lists import Lists, Scores, encode
 from ..records import Benchmark

@@ -9,7 +9,6 @@ __all__ = ['VERSIONS', 'CONTEXT', 'FILES', 'ABOUT', 'UNLICENSED', 'licence', 'de
 import contextlib
 import datetime
 import glob
-import json
 import logging
 import posixpath
 import re

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from ..errors import CirkitError
@@ -20,7 +19,6 @@ from ..loaders.common import family
 from ..loaders.lists import END, Lists, Scores, cutoffs, references, without
 from ..loaders.predictions import declared_gallery, parse, read_file
 from ..loaders.scoring import MEANS, Scored, score_parts
-from ..metrics import METRICS
 from ..records import Benchmark
 from .text import score_cell
 
