@@ -28,6 +28,7 @@ MODELS = {   # architecture -> the options that a published model of it has
     "llava_next": dict(template="bge-vl-mllm", pooling="last position", resize=(48, 48), query_instruction="Find it."),
     "llava_next_llama3": dict(template="e5-v", pooling="last position"),
     "mllama": dict(template="mme5"),
+    "mm_embed": dict(template="mm-embed", pooling="mean without the instruction", query_instruction="Find it."),
 }
 
 
@@ -57,7 +58,7 @@ def test_a_batch_may_hold_anything(folders, items, architecture, padding):
     "Rows with two, one and no images, long and short, give what they give alone."
     mixed = [items[1], *(present(i, "text") for i in items[2:4]), items[0], *(present(i, "image") for i in items[2:4])]
     mixed = [Item(f"m{n}", i.images, i.text) for n, i in enumerate(mixed)]
-    model = make(folders, architecture, padding=padding, budget=100_000)
+    model = make(folders, architecture, padding=padding)
     prepared = [model.preparer(i, "query") for i in mixed]
     together = model.run(prepared)
     alone = np.concatenate([model.run([p]) for p in prepared])
@@ -86,7 +87,7 @@ def processor(architecture, folder):
     return p
 
 
-@pytest.mark.parametrize("architecture", MODELS)
+@pytest.mark.parametrize("architecture", [a for a in MODELS if a != "mm_embed"])
 def test_the_library_s_processor_and_model_give_the_same(folders, items, architecture):
     "Ids, pixels and hidden states, through `AutoProcessor`'s classes and the published class with its language head."
     model = make(folders, architecture, padding="right")
@@ -137,6 +138,44 @@ def test_golden(folders, architecture, tmp_path):
     ours["target"] = model.encode(items, "target", "image")[:, :6].round(4).tolist()
     stored = json.loads(GOLDEN.read_text())[architecture]
     for name, v in ours.items(): np.testing.assert_allclose(v, stored[name], atol=2e-4, err_msg=name)
+
+
+def test_mm_embed_pools_without_the_instruction(folders, items):
+    "Another instruction of equal length changes the vector, for it is attended to; its own positions do not count."
+    model = make(folders, "mm_embed")
+    p = model.preparer(items[0], "query")
+    batch = model.collate([p])
+    hidden = model.kind.hidden(model.model, batch)
+    length = len("<s>Instruct: Find it.") - 2      # a token a byte, one for <s>
+    assert p.inputs["pool_mask"].tolist() == [0]*length + [1]*(len(p.inputs["input_ids"]) - length)
+    torch.testing.assert_close(model.forward(batch), hidden[:, length:].mean(1))
+    assert model.preparer(items[0], "target").inputs["pool_mask"].all()
+    assert p.image_tokens == 17 and make(folders, "mm_embed", max_length=len(p.inputs["input_ids"]) - 16).preparer(items[0], "query").image_tokens == 17
+    with pytest.raises(CirkitError, match="do not fit"): make(folders, "mm_embed", max_length=len(p.inputs["input_ids"]) - 17).preparer(items[0], "query")
+
+
+def test_mm_embed_ends_with_the_end_token(folders, items, tmp_path):
+    "Its configuration says whether."
+    closed = tmp_path/"closed"
+    closed.mkdir()
+    for f in folders["mm_embed"].iterdir(): (closed/f.name).write_bytes(f.read_bytes())
+    (closed/"config.json").write_text(json.dumps(json.loads((closed/"config.json").read_text()) | {"add_eos_token": True}))
+    model = load("tiny", closed, **MODELS["mm_embed"])
+    ids = model.preparer(items[0], "query").inputs["input_ids"].tolist()
+    assert model.preparer.tokenizer.convert_ids_to_tokens([ids[0], ids[-1]]) == ["<s>", "</s>"]
+
+
+def test_mm_embed_under_its_published_names(folders, items, tmp_path):
+    "The authors' files name the language model's parts without a `model.` of its own."
+    old = tmp_path/"old"
+    old.mkdir()
+    for f in folders["mm_embed"].iterdir(): (old/f.name).write_bytes(f.read_bytes())
+    def name(k): return k.removeprefix("model.").replace("language_model.model.", "language_model.").replace("vision_tower.", "vision_tower.vision_model.")
+    state = {name(k): v for k, v in load_file(old/"model.safetensors").items()}
+    assert {"language_model.layers.0.mlp.up_proj.weight", "vision_tower.vision_model.embeddings.class_embedding", "latent_attention_model.latents", "image_newline"} <= state.keys()
+    save_file(state, old/"model.safetensors", {"format": "pt"})
+    same = load("tiny", old, **MODELS["mm_embed"])
+    np.testing.assert_array_equal(same.encode(items, "query", "composed"), make(folders, "mm_embed").encode(items, "query", "composed"))
 
 
 def test_image_order_matters(folders, items):
@@ -200,16 +239,16 @@ def test_settings_change_the_fingerprint_and_the_vectors(folders, items):
     assert (half*v).sum(1).min() > .97
 
 
-def test_names_of_old_checkpoints(folders, items, tmp_path):
-    "Published Qwen2-VL files name their weights as older versions did."
-    old = tmp_path/"old"
-    old.mkdir()
-    for f in folders["qwen2_vl"].iterdir(): (old/f.name).write_bytes(f.read_bytes())
-    state = load_file(old/"model.safetensors")
-    def name(k): return k.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
-    save_file({name(k): v for k, v in state.items()}, old/"model.safetensors", {"format": "pt"})
-    assert any(k.startswith("visual.") for k in load_file(old/"model.safetensors"))
-    same = load("tiny", old, **MODELS["qwen2_vl"])
+def test_names_of_old_and_new_checkpoints(folders, items, tmp_path):
+    "Published Qwen2-VL files name their weights as older versions did, and so does the library when it saves; new names are read as well."
+    new = tmp_path/"new"
+    new.mkdir()
+    for f in folders["qwen2_vl"].iterdir(): (new/f.name).write_bytes(f.read_bytes())
+    state = load_file(new/"model.safetensors")
+    assert {"visual.patch_embed.proj.weight", "model.embed_tokens.weight"} <= state.keys()
+    def name(k): return k.replace("visual.", "model.visual.") if k.startswith("visual") else k.replace("model.", "model.language_model.")
+    save_file({name(k): v for k, v in state.items()}, new/"model.safetensors", {"format": "pt"})
+    same = load("tiny", new, **MODELS["qwen2_vl"])
     np.testing.assert_array_equal(same.encode(items, "query", "composed"), make(folders, "qwen2_vl").encode(items, "query", "composed"))
 
 

@@ -2,6 +2,7 @@
 
 In a file of its own, so that several test files (and notebooks) can use it. Nothing is downloaded.
 """
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
+
+from cirkit.embed.mm_embed import MmEmbed
 
 SPECIAL = {
     "qwen": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
@@ -82,6 +85,13 @@ def llava_next(tok, text="mistral"):
 def llava_next_llama3(tok): return llava_next(tok, "llama")
 
 
+def mm_embed(tok):
+    config = llava_next(tok)
+    config.architectures = ["NVMMEmbedModel"]
+    for name, value in (("num_latents", 5), ("num_cross_heads", 2), ("cross_dim_head", 8)): setattr(config, name, value)
+    return config
+
+
 def mllama(tok):
     vision = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_global_layers=1, attention_heads=2, image_size=16, patch_size=4, max_num_tiles=4,
                   vision_output_dim=32, intermediate_layers_indices=[1], supported_aspect_ratios=[[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]])
@@ -107,6 +117,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable, Callable, str]] = {
     "qwen2_5_omni_thinker": ("omni", qwen2_5_omni_thinker, qwen_pixels, "Qwen2_5OmniThinkerForConditionalGeneration"),
     "llava_next": ("mistral", llava_next, llava_pixels, "LlavaNextForConditionalGeneration"),
     "llava_next_llama3": ("llama3", llava_next_llama3, llava_pixels, "LlavaNextForConditionalGeneration"),
+    "mm_embed": ("mistral", mm_embed, llava_pixels, ""),      # cirkit's own class
     "mllama": ("llama32", mllama, mllama_pixels, "MllamaForConditionalGeneration"),
 }
 
@@ -117,7 +128,7 @@ def build(architecture: str, seed: int = 0):
     tok = tokenizer(kind)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = getattr(transformers, name)(config(tok)).eval()
+        model = (getattr(transformers, name) if name else MmEmbed)(config(tok)).eval()
         with torch.no_grad():
             for key, p in model.named_parameters():
                 if p.dim() > 1: p.normal_(std=.2)
@@ -129,4 +140,7 @@ def save(architecture: str, folder: Path, seed: int = 0) -> Path:
     "A model folder as the hub has it."
     tok, pixels, model = build(architecture, seed)
     for part in (tok, pixels, model): part.save_pretrained(folder)
+    if architecture == "mm_embed":     # published under the name of a class of its own
+        config = json.loads((folder/"config.json").read_text())
+        (folder/"config.json").write_text(json.dumps(config | {"architectures": ["NVMMEmbedModel"]}))
     return folder
