@@ -310,7 +310,7 @@ class MagicLens(TowerEmbedder):
 
     def compose(self, images, texts, side):
         read, place = np.unique([prompt(self.template, t) for t in texts], return_inverse=True)    # a gallery's empty text is encoded once
-        words, out = self.tower.encode_texts(list(read))[place], np.zeros((len(texts), self.dim), np.float32)
+        words, out = self.tower.texts(list(read))[place], np.zeros((len(texts), self.dim), np.float32)
         for seen in (False, True):
             rows = [i for i, f in enumerate(images) if (f is not None) == seen]
             if rows: out[rows] = looked_through(self.lens, *([np.stack([images[i] for i in rows])] if seen else []), words[rows])
