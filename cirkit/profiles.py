@@ -13,7 +13,8 @@ from .errors import CirkitError, unknown
 from .taxonomy import SIMPLE
 
 # %% ../nbs/core/05_profiles.ipynb #c456a72b2
-MODELS = ('world-clip', 'world-pic2word', 'world-searle', 'world-magiclens', 'world-qwen2vl-xs', 'world-qwen2vl-s')
+MODELS = ('world-ridge', 'world-ridge-pairs', 'world-clip', 'world-pic2word', 'world-searle', 'world-magiclens', 'world-qwen2vl-xs',
+          'world-qwen2vl-s')
 
 @dataclass(frozen=True)
 class Profile:

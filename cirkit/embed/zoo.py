@@ -15,6 +15,7 @@ from .dual import ClipTower, SumFusion, TowerEmbedder, load_dual
 from .inversion import PROMPTS, Inversion, load_inversion
 from .lasttoken import TEMPLATES, LastToken, load_qwen, sequences
 from .lite0 import LiteBaseline, LiteTower, load_lite0
+from .ridge import SIDE, RidgeEmbedder, load_ridge
 from .protocol import Embedder, Item
 from ..errors import unknown
 from ..io import read_image, read_json
@@ -38,8 +39,11 @@ def _qwen(entry, folder, base, padding):
 def _lite0(entry, folder, base, padding):
     return LiteBaseline(entry.id, LiteTower(), load_lite0(folder), weights_hash(folder))
 
+def _ridge(entry, folder, base, padding):
+    return RidgeEmbedder(entry.id, load_ridge(folder), base.tower.tokenizer, weights_hash(folder))
+
 LOADERS: dict[str, Callable] = {"lite0": _lite0, "world-clip": _clip, "world-pic2word": _inversion, "world-searle": _inversion,
-                                "world-magiclens": _composer, "world-qwen2vl-xs": _qwen, "world-qwen2vl-s": _qwen}
+                                "world-magiclens": _composer, "world-qwen2vl-xs": _qwen, "world-qwen2vl-s": _qwen, "world-ridge": _ridge, "world-ridge-pairs": _ridge}
 
 # %% ../../nbs/embed/07_zoo.ipynb #ca5de8300
 def load(model: str | Entry,                  # an id, or the catalogue's entry
@@ -90,4 +94,8 @@ def _describe_lite(self, item: Item, side: str) -> dict:
     n = len(self.tower.tokenizer(item.text)["input_ids"]) if item.text else 0
     return {"text": item.text, "tokens": min(n, 128), "cut": max(n - 128, 0), "images": _images(item, 224)}
 
+def _describe_ridge(self, item: Item, side: str) -> dict:
+    return {"text": item.text, "tokens": len(self.tokenizer.encode(item.text).ids), "cut": 0, "images": _images(item, SIDE)}
+
 TowerEmbedder.describe, LastToken.describe, LiteBaseline.describe = _describe_tower, _describe_last, _describe_lite
+RidgeEmbedder.describe = _describe_ridge

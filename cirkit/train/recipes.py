@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FULL', 'SMOKE', 'PAIRS', 'COARSE', 'NEVER', 'STEPS', 'Plan', 'Clock', 'finish', 'train_clip', 'train_heads',
-           'train_searle', 'train_composer', 'train_small', 'train_tiny', 'train_lite0', 'train_zoo']
+           'train_searle', 'train_composer', 'train_small', 'train_tiny', 'train_ridge', 'train_lite0', 'train_zoo']
 
 # %% ../../nbs/train/08_recipes.ipynb #cfa4d76a2
 import os
@@ -22,6 +22,7 @@ from ..embed.dual import clip_config, load_dual, save_dual, unit
 from ..embed.inversion import mapper, save_inversion
 from ..embed.lasttoken import load_qwen, qwen_config, save_qwen, share_tower, tower_from_clip
 from ..embed.lite0 import LiteTower, ridge, save_lite0
+from ..embed.ridge import save_ridge
 from ..errors import unknown
 from ..fingerprint import environment, item_seed
 from ..world.albums import SPACE, album, long_caption
@@ -29,6 +30,7 @@ from .clip import ClipTrainee, clip_batches, clip_loss, rarity
 from .corpus import ALBUM, Corpus, build_corpus
 from .heads import (ComposerTrainee, WordTrainee, composer_batches, composer_loss, feature_batches, find_words, nearest_concepts,
                                 pic2word_loss, picture_features, row_features, searle_batches, searle_loss)
+from .ridge import corpus_features, fit_ridge
 from .qwen import QwenTrainee, qwen_batches, qwen_loss
 from .trainer import Settings, fit
 from ..world.classes import CLASSES
@@ -160,6 +162,14 @@ def train_tiny(corpus: Corpus, zoo: Path, cache: Path, plan: Plan):
            "vision layers of world-qwen2vl-s, frozen; the rest random")
 
 # %% ../../nbs/train/08_recipes.ipynb #c78e6bff3
+def train_ridge(corpus: Corpus, zoo: Path, cache: Path, plan: Plan):
+    "world-ridge and world-ridge-pairs: no steps, two equations."
+    for model, kind, trained_on in (("world-ridge", "caption", [PAIRS]), ("world-ridge-pairs", "pair", [COARSE])):
+        with Clock() as clock: net = fit_ridge(corpus, kind, corpus_features(corpus))
+        save_ridge(zoo/model, net, "world-clip")
+        finish(zoo/model, trained_on, {}, clock, corpus, "nothing; the words are counted by world-clip's tokenizer")
+
+# %% ../../nbs/train/08_recipes.ipynb #caa3e437c
 def train_lite0(corpus: Corpus, zoo: Path, cache: Path, plan: Plan):
     "lite0: the linear map from EfficientNet-Lite0 to MiniLM."
     tower, x, y = LiteTower(), [], []
@@ -173,14 +183,14 @@ def train_lite0(corpus: Corpus, zoo: Path, cache: Path, plan: Plan):
     finish(zoo/"lite0", [PAIRS], {}, clock, corpus,
            "public weights of EfficientNet-Lite0 and MiniLM; a linear map between them is fitted")
 
-# %% ../../nbs/train/08_recipes.ipynb #cd78e79b9
+# %% ../../nbs/train/08_recipes.ipynb #c1c50b6db
 STEPS = {"dual": ("world-clip", train_clip), "heads": ("world-magiclens", train_heads), "small": ("world-qwen2vl-s", train_small),
-         "tiny": ("world-qwen2vl-xs", train_tiny), "lite0": ("lite0", train_lite0)}   # step -> (the model it ends with, recipe)
+         "tiny": ("world-qwen2vl-xs", train_tiny), "ridge": ("world-ridge-pairs", train_ridge), "lite0": ("lite0", train_lite0)}   # step -> (the model it ends with, recipe)
 
 def train_zoo(zoo: Path,               # where model folders go
               cache: Path,             # scratch: pictures, checkpoints, logs; some GB for the full plan
               plan: Plan = FULL,
-              steps=("dual", "heads", "small", "tiny"),  # of STEPS, in this order; "lite0" needs the extra of that name
+              steps=("dual", "heads", "small", "tiny", "ridge"),  # of STEPS, in this order; "lite0" needs the extra of that name
               workers: int = 2,        # processes that render
              ) -> dict:                # {"pictures": n, "seconds": of rendering}
     "Train what is missing of the zoo."
