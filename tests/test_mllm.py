@@ -1,6 +1,7 @@
 "Multimodal language models as embedders: every architecture under the contract, against transformers' own path, and its faults."
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import tiny_models
+from cirkit.embed.catalogue import MODELS as CATALOGUE
 from cirkit.embed.mllm import load
 from cirkit.embed.pooling import last_attended
 from cirkit.embed.protocol import Item, present
@@ -138,6 +140,20 @@ def test_golden(folders, architecture, tmp_path):
     ours["target"] = model.encode(items, "target", "image")[:, :6].round(4).tolist()
     stored = json.loads(GOLDEN.read_text())[architecture]
     for name, v in ours.items(): np.testing.assert_allclose(v, stored[name], atol=2e-4, err_msg=name)
+
+
+ENTRIES = [e for e in CATALOGUE.values() if e.adapter == "cirkit.embed.mllm:load" and e.architecture in MODELS]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.id)
+def test_every_entry_embeds(folders, items, entry):
+    "A catalogue entry is all that `load` needs; only sizes are made small here."
+    tiny = replace(entry, image_tokens=(4, 24, 8) if entry.image_tokens else (), resize=(48, 48) if entry.resize else ())
+    model = load(tiny, folders[entry.architecture], dtype="fp32")
+    assert model.id == entry.id and model.fingerprint()["template"] == entry.template
+    for side, modality in (("query", "composed"), ("query", "text"), ("query", "image"), ("target", "image")):
+        v = model.encode(items, side, modality)
+        np.testing.assert_allclose(v, np.concatenate([model.encode([i], side, modality) for i in items]), atol=1e-5)
 
 
 def test_mm_embed_pools_without_the_instruction(folders, items):
