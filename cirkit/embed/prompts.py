@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from unicodedata import category
 
-from ..errors import CirkitError, unknown
+from ..errors import unknown
 
 # %% ../../nbs/embed/14_prompts.ipynb #cd5e37ae0
 class Forms(NamedTuple):
