@@ -20,6 +20,7 @@ from cirkit.embed.inversion import mapper, save_inversion
 from cirkit.embed.lasttoken import IMAGE, LastToken, last_token, load_qwen, qwen_config, rope_positions, save_qwen
 from cirkit.embed.protocol import MODALITIES, Item, from_callable, self_check, view
 from cirkit.embed.catalogue import MODELS as ENTRIES, write_record
+from cirkit.embed.ridge import Ridge, save_ridge
 from cirkit.embed.zoo import load, load_all
 from cirkit.errors import CirkitError
 from cirkit.io import write_image
@@ -31,7 +32,7 @@ TEXTS = ("a red dog", "cats", "two blue cats and a red dog that is in the pictur
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
-    "Six tiny random models in folders."
+    "Eight tiny random models in folders."
     root = tmp_path_factory.mktemp("zoo")
     words = train_tokenizer([*TEXTS, "find the picture this ,"]*2, 140)
     torch.manual_seed(0)
@@ -43,6 +44,11 @@ def zoo(tmp_path_factory):
     save_composer(root/"world-magiclens", Composer(128, layers=2), "world-clip")
     save_qwen(root/"world-qwen2vl-s", small, words)
     save_qwen(root/"world-qwen2vl-xs", tiny, words, shared=True)
+    for m, kind in (("world-ridge", "caption"), ("world-ridge-pairs", "pair")):
+        net = Ridge(words.get_vocab_size(), 64, kind)
+        for p in net.parameters(): p.data = torch.rand_like(p) + .1
+        net.turn.data /= 1000   # or words would not be seen beside images
+        save_ridge(root/m, net, "world-clip")
     for m in MODELS: write_record(root/m, {"note": "random"})
     return root
 
