@@ -230,6 +230,15 @@ function chips(i, t) {
   return found;
 }
 
+function allRanks(i) {   // of every model, in the order of the models' list
+  const some = data.tables.filter(t => t.modality === state.modality).map(t => {
+    const chip = make('span', `chip ${t.rank[i] <= state.k ? 'hit' : 'miss'}${t.model === state.model ? ' now' : ''}`, number(t.rank[i]));
+    chip.title = t.model;
+    return chip;
+  });
+  return make('div', 'ranks', 'ranks of all models: ', ...some);
+}
+
 function link(i) {
   const a = foreign('a', '', Q.id[i]);
   a.href = address({q: Q.id[i]});
@@ -243,7 +252,7 @@ function row(n) {
   const text = foreign('p', 'text', Q.text[i]);
   text.title = Q.text[i];
   const meta = make('div', 'meta', link(i), ...chips(i, t));
-  node.append(make('div', 'what', meta, text), make('div', 'strip', ...asked(i, false), make('div', 'gap'), ...ranked(t, i)));
+  node.append(make('div', 'what', meta, text, ...(data.models.length > 1 ? [allRanks(i)] : [])), make('div', 'strip', ...asked(i, false), make('div', 'gap'), ...ranked(t, i)));
   node.style.top = `${n * height}px`;
   node.tabIndex = n === Math.max(current, 0) ? 0 : -1;
   node.setAttribute('aria-posinset', n + 1);
