@@ -130,7 +130,7 @@ class Correlation:
     value: float        # NaN: undefined, because all models score the same on a side
     low: float
     high: float
-    p: float            # permutation of models
+    p: float            # permutation of models; NaN: not asked for
     models: int
     degenerate: float   # share of resamples without a coefficient
 
@@ -155,7 +155,8 @@ def _one(x: _Side, y: _Side, kind, level) -> Correlation:
     low, high, bad = _interval(_cosine(x.drawn[kind], y.drawn[kind]), len(x.values), level)
     value = float(_cosine(x.vector[kind], y.vector[kind]))
     if np.isnan(value): return Correlation(np.nan, np.nan, np.nan, np.nan, len(x.values), bad)
-    return Correlation(value, low, high, _chance(x.vector[kind], y.shuffled[kind], value, len(x.values)), len(x.values), bad)
+    p = _chance(x.vector[kind], y.shuffled[kind], value, len(x.values)) if kind in y.shuffled else np.nan
+    return Correlation(value, low, high, p, len(x.values), bad)
 
 # %% ../../nbs/audit/02_correlation.ipynb #c8d4619d9
 def correlate(cells: Mapping[str, Pool],   # name -> pool, such as EDIR's subcategories
@@ -164,6 +165,7 @@ def correlate(cells: Mapping[str, Pool],   # name -> pool, such as EDIR's subcat
               n: int=10_000,               # resamples
               seed: int=0, level: float=0.95,
               models: str='resampled', queries: str='resampled',  # or 'fixed'
+              permute: bool=True,          # p values as well
              ) -> pd.DataFrame:            # cell, benchmark, kind, value, low, high, p, models, degenerate
     "Correlate every cell with every benchmark."
     names, kinds = next(iter(cells.values())).models, tuple(kinds)
@@ -172,7 +174,7 @@ def correlate(cells: Mapping[str, Pool],   # name -> pool, such as EDIR's subcat
     seeds, m = iter(np.random.SeedSequence(seed).spawn(len(cells) + len(others) + 1)), len(names)
     take = np.broadcast_to(np.arange(m), (n, m)) if models == 'fixed' else np.random.default_rng(next(seeds)).integers(0, m, (n, m))
     how = lambda order: (take, order, kinds, queries == 'fixed')
-    ys = {name: _Side(some, n, next(seeds), *how(_pairings(m, 20_000, seed))) for name, some in others.items()}
+    ys = {name: _Side(some, n, next(seeds), *how(_pairings(m, 20_000, seed) if permute else None)) for name, some in others.items()}
     rows = []
     for cell, some in cells.items():
         x = _Side(some, n, next(seeds), *how(None))
