@@ -86,7 +86,7 @@ def _checked(row, where):
 def read_trace(path) -> pd.DataFrame:  # COLUMNS, a row a query; missing values are None
     "A trace, from .trace.jsonl or .trace.csv."
     rows = _csv_rows(path) if Path(path).suffix == ".csv" else _json_rows(path)
-    table = pd.DataFrame([_checked(row, where) for where, row in rows], columns=COLUMNS).astype(object)
+    table = pd.DataFrame([_checked(row, where) for where, row in rows], columns=COLUMNS, dtype=object)
     twice = table.query_idx.duplicated().to_numpy()
     if twice.any(): raise CirkitError(f"{path}: query_idx {table.query_idx[twice.argmax()]} occurs twice; it is the key")
     return table.astype({c: int for c in _NUMBERS})
