@@ -85,6 +85,13 @@ class Chromium:
             time.sleep(0.05)
         return painted
 
+    def until(self, expression):
+        "Wait until an expression holds: what follows a key or a new address comes in a task of its own."
+        end = time.monotonic() + 20
+        while not self.js(expression):
+            if time.monotonic() > end: raise AssertionError(f"never came true: {expression}")
+            time.sleep(0.05)
+
     def faults(self):
         "Errors and refusals that the page met."
         self.js("1")

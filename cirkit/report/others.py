@@ -16,7 +16,7 @@ from ..loaders.scoring import score_parts
 from ..metrics import per_query
 from ..profiles import Profile
 from ..records import Benchmark
-from .evaluate import rank_models
+from .evaluate import embedders, rank_models
 from .items import INDEX
 from .public import folders, read_parts
 from .run import Run
@@ -38,11 +38,11 @@ def recipe(name: str, size: Profile) -> Recipe:
 
 # %% ../../nbs/report/13e_others.ipynb #cb51d6854
 def build(size: Profile, work, workers: int=1, progress: bool=True, models=None):  # models: names or Embedders; None: the profile's
-    "Draw and rank the stand-ins."
-    for name in OTHERS:
-        folder = Path(work, 'others', name)
-        parts = standins.build(name, folder, recipe(name, size), workers)
-        for part, place in folders(folder, parts).items(): rank_models(parts[part], models or size.models, work, progress, out=place)
+    "Draw and rank the stand-ins; each model is loaded once."
+    drawn = {name: standins.build(name, Path(work, 'others', name), recipe(name, size), workers) for name in OTHERS}
+    models = list(embedders(models or size.models))
+    for name, parts in drawn.items():
+        for part, place in folders(Path(work, 'others', name), parts).items(): rank_models(parts[part], models, work, progress, out=place)
 
 # %% ../../nbs/report/13e_others.ipynb #cf71c1510
 def is_real(run: Run, name: str) -> bool:

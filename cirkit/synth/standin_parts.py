@@ -98,11 +98,17 @@ def _lacking(rng, cls: str, base: Scene) -> Scene:
         rest = tuple(t for t in scene.things if not related(t.cls, cls))
         if rest: return replace(scene, things=rest)
 
+def _sharing(rng, cls: str, base: Scene) -> Scene:
+    "Another place with another thing of this one, if it has one, and nothing that could be taken for the class."
+    other = pick(rng, [t.cls for t in base.things if t.cls != cls] or [None])
+    while True:
+        scene = _showing(rng, other) if other else sample_scene(rng)
+        if not any(related(t.cls, cls) for t in scene.things): return scene
+
 def _focus(rng, recipe):
     base = sample_scene(rng)
     cls = pick(rng, base.things).cls
-    others = _distinct(lambda: _lacking(rng, cls, base), CANDIDATES - 1, base)
-    return base, cls, _showing(rng, cls), others
+    return base, cls, _showing(rng, cls), _distinct(lambda: _sharing(rng, cls, base), CANDIDATES - 1, base)
 
 def _change(rng, recipe):
     base = sample_scene(rng)
