@@ -200,9 +200,9 @@ def test_workers_do_not_run_far_ahead():
 
 class Tight(Tiny):
     "Has memory for so many padded positions."
-    room = 100
+    most = 100
     def forward(self, batch, vision=None):
-        if batch["input_ids"].numel() > self.room: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        if batch["input_ids"].numel() > self.most: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
         return super().forward(batch, vision)
 
 
@@ -211,13 +211,13 @@ def test_memory_runs_out_and_the_run_goes_on(items, plain, tmp_path, capsys):
     out = Runner(model, meter=meter)([model.preparer(i, "query") for i in items])
     np.testing.assert_allclose(out/np.linalg.norm(out, axis=1, keepdims=True), plain["composed"], atol=1e-5)
     assert meter.halved >= 1 and meter.items == 40 and "halved" in meter.line()
-    model.room = 300                                                       # the check's three items fit
+    model.most = 300                                                       # the check's three items fit
     np.testing.assert_allclose(embed(model, items, "query", "composed", Store(tmp_path))[1], plain["composed"], atol=1e-5)
 
 
 def test_one_item_too_large_is_named(items):
     model = Tight(budget=4000)
-    model.room = 30
+    model.most = 30
     with pytest.raises(CirkitError, match=r"item 'q\d+': out of memory with this item alone \(\d+ tokens, \d+ of them from images\)"):
         Runner(model)([model.preparer(i, "query") for i in items])
 
@@ -252,6 +252,14 @@ def test_features_are_forgotten_when_the_model_changes(items, tmp_path):
     assert model.features is None
     low = embed(model, items, "query", "composed", Store(tmp_path))[1]
     assert 0 < np.abs(low - Tiny().encode(items, "query", "composed")).max() < .1
+
+
+def test_precision_attention_and_compilation_are_in_the_key(items, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda forward, dynamic: lambda *a: forward(*a) if dynamic else None)
+    prints = [Tiny().fingerprint(), configure(Tiny(), dtype="bf16").fingerprint(), configure(Tiny(), compiled=True).fingerprint()]
+    assert len({str(p) for p in prints}) == 3 and prints[2]["compiled"]
+    np.testing.assert_array_equal(configure(Tiny(), compiled=True).encode(items, "query", "composed"), Tiny().encode(items, "query", "composed"))
+    with pytest.raises(CirkitError, match="cannot use attention 'flash'"): configure(Tiny(), attention="flash")
 
 
 # Both conventions for what is switched off

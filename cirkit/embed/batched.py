@@ -37,7 +37,7 @@ class BatchedEmbedder(Embedder):
     device: torch.device = torch.device("cpu")
     dtype: torch.dtype = torch.float32
     max_tokens: int = 512                       # of one item
-    budget: int = 16_384                        # padded tokens of a batch; the engine halves it when memory runs out
+    budget: int = 0                             # padded tokens of a batch, halved when memory runs out; 0: what suits the device
     padding: str = "right"
     attention: str = "sdpa"                     # backend: sdpa, eager, flash_attention_2, …
     compiled: bool = False
@@ -67,6 +67,10 @@ class BatchedEmbedder(Embedder):
                ) -> torch.Tensor:                       # (n, dim), need not be normalised
         raise NotImplementedError
 
+    def room(self) -> int:                      # padded tokens of a batch
+        "The budget, or what suits the device: a CPU is fastest while a batch stays in its caches, a GPU wants much to do at once."
+        return self.budget or (16_384 if self.device.type == "cuda" else 2048)
+
     def to_device(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         "A batch where the model is."
         def move(t):
@@ -92,7 +96,7 @@ class BatchedEmbedder(Embedder):
         out = np.zeros((len(items), self.dim), np.float32)
         for start in range(0, len(items), WINDOW):
             prepared = [prepare(self.preparer, i, side) for i in items[start:start + WINDOW]]
-            for rows in pack([p.tokens for p in prepared], self.budget):
+            for rows in pack([p.tokens for p in prepared], self.room()):
                 out[[start + r for r in rows]] = self.run([prepared[r] for r in rows])
         return out
 

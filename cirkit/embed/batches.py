@@ -47,10 +47,11 @@ def see(embedder: BatchedEmbedder, prepared: Sequence[Prepared], features: Featu
     out, new = [], {}
     for p in prepared:
         if not p.images: continue
-        tensors = features.known.get(p.pixels) or new.get(p.pixels) or embedder.vision([p])
+        key = p.pixels or p.id                     # no hash: nothing is kept, and an item is itself only
+        tensors = features.known.get(key) or new.get(key) or embedder.vision([p])
         if tensors is None: return None
-        if p.pixels not in features.known: features.put(p.pixels, tensors)
-        new[p.pixels] = tensors
+        if key not in features.known: features.put(key, tensors)
+        new[key] = tensors
         out += tensors
     return out or None
 
@@ -63,9 +64,9 @@ class Runner:
     "Runs prepared items through a model."
     def __init__(self, embedder: BatchedEmbedder,
                  budget: int = 0,                    # padded tokens of a batch; 0: the model's own
-                 features: Features | None = None,   # None: features are not shared
+                 features: Features | None = None,   # None: vision features are not kept
                  meter: Meter | None = None):
-        self.embedder, self.budget, self.features, self.meter = embedder, budget or embedder.budget, features, meter or Meter(0)
+        self.embedder, self.budget, self.features, self.meter = embedder, budget or embedder.room(), features or Features(0), meter or Meter(0)
 
     def __call__(self, prepared: list[Prepared]) -> np.ndarray:  # (n, dim) float32, in the order given
         "Vectors of the items of one window."
@@ -84,7 +85,7 @@ class Runner:
     def _launch(self, batch):
         "The batch's vectors, not waited for; None when there is not enough memory."
         try:
-            vision = see(self.embedder, batch, self.features) if self.features is not None and self.embedder.vision_inputs else None
+            vision = see(self.embedder, batch, self.features) if self.embedder.vision_inputs else None
             return self.embedder.launch(batch, vision)
         except (torch.OutOfMemoryError, RuntimeError) as e:
             if not _no_memory(e): raise
@@ -105,6 +106,6 @@ class Runner:
                               "give images fewer tokens, or use a smaller dtype or model")
         self.budget = len(rows)*tokens[rows[0]]//2
         self.meter.halved += 1
-        if self.features is not None: self.features.drop()
+        self.features.drop()
         if torch.cuda.is_available(): torch.cuda.empty_cache()
         return [[left[i] for i in batch] for batch in pack([tokens[r] for r in left], self.budget)]
