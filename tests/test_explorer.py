@@ -233,6 +233,7 @@ def test_search_by_keyboard_and_table_of_models(opened):
     assert count(b) == 0 and b.js("!document.getElementById('none').hidden")
     b.click("#reset2")
     b.click("#models summary")
+    b.until("document.querySelector('#models td button')")
     shares = b.js("[...document.querySelectorAll('#models td button')].map(x => x.textContent)")
     at10 = run.ranks.assign(hit=query_ranks(run.ranks) <= 10).groupby(["model", "modality"]).hit.mean()
     assert shares == [f"{100*at10[m, o]:.1f} %" for m in ("toy-a", "toy-b") for o in ("composed", "text", "image")]
