@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..audit.gap import FORMS, full_ndcg, gap_table, pool_scores, recall_table, subsets
 from ..audit.shortcuts import PoolRanks, audit, best_ranks, pool_ranks
-from ..errors import CirkitError, unknown
+from ..errors import unknown
 from ..paths import data_dir
 from ..records import Benchmark
 from . import others
@@ -63,6 +63,7 @@ class Audited:
     labels: pd.DataFrame   # from `audit`
     masks: dict            # from `subsets`
     ndcg: np.ndarray       # (3, p, q) full-catalogue nDCG
+    gallery: int           # pictures; of parts, the largest
     reference: str         # 'kept' in the gallery, as in CIRCUS, or 'removed', as in the benchmark's own protocol
 
 def audited(run: Run, name: str, k: int=10, m: int=1) -> Audited:
@@ -73,7 +74,7 @@ def audited(run: Run, name: str, k: int=10, m: int=1) -> Audited:
     labels, said = audit(best, k, m, support_k=k), verdicts(name, parts)
     valid = None if said is None else [said[q] for q in pool.qids]
     out = {b.protocol.exclude_reference for b in parts.values()}
-    return Audited(name, others.label(run, name), pool, best, labels, subsets(labels.label, valid), pool_scores(pool, ranks, full_ndcg), 'removed' if True in out else 'kept')
+    return Audited(name, others.label(run, name), pool, best, labels, subsets(labels.label, valid), pool_scores(pool, ranks, full_ndcg), int(ranks.gallery_size.max()), 'removed' if True in out else 'kept')
 
 # %% ../../nbs/report/13f_circus.ipynb #c820277b2
 def recalls(found: list[Audited], k: int=10, n: int=1000, seed: int=0) -> pd.DataFrame:  # benchmark, subset, retriever, value, low, high, n
