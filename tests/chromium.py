@@ -88,7 +88,7 @@ class Chromium:
     def until(self, expression):
         "Wait until an expression holds: what follows a key or a new address comes in a task of its own."
         end = time.monotonic() + 20
-        while not self.js(expression):
+        while not self.js(f"!!({expression})"):   # a node has no value of its own
             if time.monotonic() > end: raise AssertionError(f"never came true: {expression}")
             time.sleep(0.05)
 

@@ -244,13 +244,15 @@ def test_search_by_keyboard_and_table_of_models(opened):
 @pytest.mark.browser
 def test_deep_links_and_keys(opened):
     b, path, run = opened
-    b.open(path, "#q=q07&model=toy-b&k=3&show=miss")
-    assert b.js("document.getElementById('one').open") and b.js("document.querySelector('#one h2').textContent") == "q07"
+    right = run.ranks[[p[0] in ids for p, ids in zip(run.ranks.pos, run.ranks.topk_ids)]]
+    qid = next(q for q, ids in zip(right.qid, right.topk_ids) if {*run.bench.neg[q]} & {*ids})     # frames of every kind are seen
+    b.open(path, f"#q={qid}&model=toy-b&k=3&show=miss")
+    assert b.js("document.getElementById('one').open") and b.js("document.querySelector('#one h2').textContent") == qid
     assert b.js("document.querySelectorAll('#one .run').length") == 6 and b.js("document.getElementById('k').value") == "3"
     frames = b.js("[...document.querySelectorAll('#one .run')].map(r => [...r.querySelectorAll('figure')].map(f => [f.title.split(' ')[0], f.className, f.innerText]))")
-    tables = run.ranks[run.ranks.qid == "q07"].set_index(["model", "modality"]).topk_ids
+    tables = run.ranks[run.ranks.qid == qid].set_index(["model", "modality"]).topk_ids
     assert [[c for c, _, _ in some] for some in frames] == [tables[m, o] for o in ("composed", "text", "image") for m in ("toy-a", "toy-b")]
-    kinds = {c: "right" for c in run.bench.pos["q07"]} | {c: "wrong" for c in run.bench.neg["q07"]}
+    kinds = {c: "right" for c in run.bench.pos[qid]} | {c: "wrong" for c in run.bench.neg[qid]}
     seen = [(kinds.get(c, ""), kind) for some in frames for c, kind, _ in some]
     assert all(mine == theirs for mine, theirs in seen) and {"right", "wrong", ""} == {kind for kind, _ in seen}
     b.key("Escape")
