@@ -51,12 +51,14 @@ def row_norms(x,        # (n, d) vectors
 
 def checked_norms(x,          # (n, d) vectors
                   side: str,  # 'query' or 'gallery', for the message
-                  first: int = 0,  # number of the first row, for the message
+                  numbers=None,  # (n,) row numbers, for the message; None: from 0
                  ):           # (n,) float64
     "Norms of vectors that can be ranked."
     norms = row_norms(x)
     bad = np.flatnonzero(~np.isfinite(norms) | (norms == 0))
-    if len(bad): raise CirkitError(f"the {side} vector in row {first + bad[0]} is zero or not finite; look at its input and embed it again")
+    if len(bad):
+        row = bad[0] if numbers is None else numbers[bad[0]]
+        raise CirkitError(f"the {side} vector in row {row} is zero or not finite; look at its input and embed it again")
     return norms
 
 # %% ../nbs/core/12d_exact.ipynb #c7cc69a69

@@ -10,9 +10,9 @@ import threading
 import numpy as np
 import pandas as pd
 from .errors import CirkitError
-from .exact import error_bound, exact_scores, pair_scores, row_norms
+from .exact import pair_scores
 from .gallery import as_array, as_gallery
-from .tiles import flat, parse_memory, survey
+from .tiles import flat, survey
 from .topk import Best, check_lists, check_shapes, places
 
 # %% ../nbs/core/13_rank.ipynb #c18e39333

@@ -63,8 +63,8 @@ class Best:
         rows, cols, low, high = (np.concatenate(some) for some in zip(*self.held))
         by = np.argsort(rows.astype(np.uint16), kind="stable")   # sorts 16-bit numbers in one pass; a block has fewer rows
         self.least = np.maximum(self.least, kth_of_rows(rows[by], low[by], self.k, len(self.least)))
-        by = by[high[by] >= self.least[rows[by]]]
-        self._hold(rows[by], cols[by], low[by], high[by])
+        stay = high >= self.least[rows]
+        self._hold(rows[stay], cols[stay], low[stay], high[stay])
         if self.size > 0.75 * self.room: self._settle()
 
     def _hold(self, *found): self.held, self.size = [found], len(found[0])
@@ -74,7 +74,7 @@ class Best:
         rows, cols = self.held[0][:2]
         scores = pair_scores(self.queries, self.gallery, rows, cols, self.step)
         by = np.lexsort((self.order[cols], -scores, rows))
-        by = by[places(rows, len(self.least)) < self.k]
+        by = by[places(rows[by], len(self.least)) < self.k]
         self._hold(rows[by], cols[by], scores[by], scores[by])
         self.least = np.maximum(self.least, kth_of_rows(rows[by], scores[by], self.k, len(self.least)))
 
