@@ -236,7 +236,8 @@ function allRanks(i) {   // of every model, in the order of the models' list
     chip.title = t.model;
     return chip;
   });
-  return make('div', 'ranks', 'ranks of all models: ', ...some);
+  const node = make('div', 'ranks', make('span', 'said', 'ranks of all models:'), ...some);
+  return node;
 }
 
 function link(i) {
@@ -358,10 +359,16 @@ document.addEventListener('keydown', event => {
   if (event.key === '/' && !dialog.open && !event.target.closest('input, select')) { event.preventDefault(); byId('folded').open = true; byId('find').focus(); }
 });
 
+function fold() {   // the filters, where they would leave little room: on a phone, in a notebook
+  const little = innerWidth <= NARROW || window !== window.parent;
+  if (little !== document.body.classList.contains('folds')) byId('folded').open = !little;
+  document.body.classList.toggle('folds', little);
+}
+
 let asleep = true;
 addEventListener('scroll', () => { if (asleep) { asleep = false; requestAnimationFrame(() => { asleep = true; draw(); }); } }, {passive: true});
 addEventListener('resize', () => {
-  if (innerWidth > NARROW) byId('folded').open = true;   // its handle is hidden there
+  fold();
   layOut();
   if (current >= 0 && !dialog.open && document.activeElement === document.body) go(current);
 });
@@ -374,7 +381,7 @@ function start() {
   if (id) open(id); else if (dialog.open) dialog.close();
 }
 
-if (innerWidth <= NARROW) byId('folded').open = false;
+fold();
 start();
 performance.mark('ready');
 })();
