@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cirkit.audit.errors import OUTCOMES, TYPES, VERDICTS, changes, error_type, judge, outcomes, shares, typical, unasked, verdict
+from cirkit.audit.errors import (OUTCOMES, TYPES, VERDICTS, changes, error_type, first_images, judge, outcomes, place_images, shares, typical,
+                                 unasked, verdict)
 from cirkit.errors import CirkitError
 from cirkit.io import write_jsonl
 from cirkit.records import Benchmark, Candidate, Protocol, Query
@@ -142,3 +143,23 @@ def test_a_benchmark_without_truth_is_refused(world, tmp_path):
     bare = tuple(dataclasses.replace(q, extra={}) for q in bench.queries)
     with pytest.raises(CirkitError, match="no requested edits for query"): judge(dataclasses.replace(bench, queries=bare), ranks)
     with pytest.raises(CirkitError, match="no line for image 'x'"): judge(bench, ranks.assign(topk_ids=[["x"]*5]*len(ranks)))
+
+
+def test_all_images_of_a_place_are_the_chance_of_a_blind_model(world):
+    bench, scenes, _ = world
+    table = outcomes(judge(bench, place_images(bench)), "place")
+    assert table.same_place.all() and len(table) == sum(scenes[c.id][0] == q.source for q in bench.queries for c in bench.gallery)
+    per_query = table.groupby("qid").right.mean()
+    for q in bench.queries:
+        mine = [scenes[c.id][1] for c in bench.gallery if c.source == q.source]
+        asked = [from_dict(e) for e in q.extra["edits"]]
+        np.testing.assert_allclose(per_query[q.id], np.mean([satisfies(scenes[q.source][1], asked, s) for s in mine]))
+
+
+def test_the_first_of_a_place_is_the_highest_ranked_of_it(world):
+    bench, scenes, ranks = world
+    judged = judge(bench, ranks, 5)
+    chosen = first_images(judged, "place").set_index(["model", "qid"])
+    for row in ranks.itertuples():
+        first = next(i for i, name in enumerate(row.topk_ids) if scenes[name][0] == row.source)
+        assert (chosen.loc[(row.model, row.qid)].image, chosen.loc[(row.model, row.qid)].place) == (row.topk_ids[first], first + 1)
