@@ -65,12 +65,14 @@ def audit(pool, queries):
 def measure(way, folder, send):
     "Seconds of reading and of the audit, and the peak in GiB, of one way in this process."
     import pandas as pd
+    import pyarrow.parquet as pq
     from cirkit.audit import pool as _   # imports are not counted
     from cirkit.audit.shortcuts import pool_ranks, read_pool_ranks
     paths = sorted(Path(folder).glob("*.parquet"))
     if way == "memory":
         columns = ["model", "modality", "qid", "source", "gallery_hash", "protocol", "above", "tied", "tie_group"]
-        tables = pd.concat([pd.read_parquet(p, columns=columns) for p in paths], ignore_index=True)
+        read = lambda p: pd.DataFrame(pq.read_table(p, columns=columns).to_pydict())
+        tables = pd.concat([read(p) for p in paths], ignore_index=True)   # lists, as `read_ranks` gives them
     before, start, cpu = peak(), time.perf_counter(), time.process_time()
     pool = read_pool_ranks(paths) if way == "files" else pool_ranks(tables)
     middle = time.perf_counter()

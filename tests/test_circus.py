@@ -1,6 +1,6 @@
 "The published CIRCUS numbers, exactly, from the data in the clone."
 import numpy as np, pandas as pd, pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from cirkit.metrics import per_query
 from cirkit.audit.agreement import FLAGS, PREFER, adjudicate, cohen_kappa, fleiss_kappa, krippendorff_alpha, majority, pairwise, per_flag, summary
 from cirkit.audit.circus_files import SIGNATURES, Retrieval, aggregate, best_frame, category, file_name, read_retrieval, to_pool, write_retrieval
@@ -171,7 +171,9 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path_factory, files, kind
     path = write_retrieval(tmp_path_factory.mktemp("bad") / "f.json", files[0])
     data = json.loads(path.read_text())
     s = data["samples"][q]
-    if kind == "shift": s["ranks"] = {m: r - 1 for m, r in s["ranks"].items()}     # as if counted from 0
+    if kind == "shift":   # as if counted from 0; beyond the lists nothing tells
+        assume(min(s["ranks"].values()) <= 6)
+        s["ranks"] = {m: r - 1 for m, r in s["ranks"].items()}
     if kind == "hit": s["hits_at_k"]["text_only"] = not s["hits_at_k"]["text_only"]
     if kind == "category": s["category"] = "either" if s["category"] != "either" else "text_only"
     if kind == "list": s["retrievals"]["multimodal"] = [i for i in range(12) if i not in s.get("positive_gallery_indices", [s["target_gallery_index"]])][:5] if s["ranks"]["multimodal"] <= 5 else [s["target_gallery_index"]]
@@ -205,7 +207,7 @@ def traces(draw):
 
 
 @given(traces())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_traces_say_the_same_as_lines_and_as_csv(tmp_path_factory, rows):
     folder, found = tmp_path_factory.mktemp("trace"), []
     for kind in ("jsonl", "csv"):

@@ -60,8 +60,13 @@ def _members(p, size, draws, rng):
 
 def _sub_counts(hit, inside, m, cells=1 << 22):
     "(n, 4) label counts of each sub-pool, some at a time."
-    step = max(1, cells // hit.shape[2])
-    return np.concatenate([_counts(label_codes(inside[a:a + step] @ hit, m)) for a in range(0, len(inside), step)])
+    q = hit.shape[2]
+    step, found = max(1, cells // q), []
+    for a in range(0, len(inside), step):
+        free = inside[a:a + step] @ hit[3] == 0
+        required = (free & (inside[a:a + step] @ hit[0] >= m)).sum(1)
+        found.append(np.stack([required, free.sum(1) - required, q - free.sum(1), free.sum(1)], 1))   # COUNTS
+    return np.concatenate(found)
 
 def size_sweep(pool: PoolRanks,
                sizes: Iterable[int] | None = None,  # None: 1 to the whole pool

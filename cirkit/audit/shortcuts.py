@@ -30,6 +30,12 @@ def _hits(best, k):
     if gone: raise CirkitError(f"column {gone[0]!r} is missing; best ranks come from `best_ranks` or a CIRCUS release")
     return [best[f"best_rank_{m}"].to_numpy() <= k for m in MODALITIES]
 
+
+def _composed(best, both, k, m, support_k):
+    "At least m retrievers hit with both inputs."
+    if m > 1 and k != support_k: raise CirkitError(f"support was counted at {support_k}, not at k = {k}; with m > 1 count it again at that k")
+    return both if m == 1 else best["support_multimodal"].to_numpy() >= m
+
 # %% ../../nbs/audit/00_shortcuts.ipynb #c81d02431
 def audit(best: pd.DataFrame,  # a row per query: best_rank_* of each modality, and support_multimodal if `m` > 1
           k: int = 10,         # a rank of k or less is a hit
@@ -38,8 +44,7 @@ def audit(best: pd.DataFrame,  # a row per query: best_rank_* of each modality, 
          ) -> pd.DataFrame:    # label, detail_label, legacy_category; indexed as `best`
     "Label each query from its best ranks."
     both, text, image = _hits(best, k)
-    if m > 1 and k != support_k: raise CirkitError(f"support was counted at {support_k}, not at k = {k}; with m > 1 count it again at that k")
-    composed = both if m == 1 else best["support_multimodal"].to_numpy() >= m
+    composed = _composed(best, both, k, m, support_k)
     label = np.select([text | image, composed], ["shortcut_solvable", "composition_required"], "unresolved")
     detail = np.select([text & image, text, image], ["both_unimodal", "text_only", "image_only"], label)
     legacy = np.select([text & image, text, image], ["either", "text_only", "image_only"], "multimodal_needed")
@@ -51,9 +56,10 @@ COUNTS = (*LABELS, "shortcut_free")
 def audit_counts(best: pd.DataFrame, k: int = 10, m: int = 1, support_k: int = 10,
                 ) -> dict[str, int]:  # queries per label, and shortcut_free
     "How many queries carry each label."
-    count = audit(best, k, m, support_k).label.value_counts()
-    count = {label: int(count.get(label, 0)) for label in LABELS}
-    return count | {"shortcut_free": count["composition_required"] + count["unresolved"]}
+    both, text, image = _hits(best, k)
+    free = ~(text | image)
+    n, required = int(free.sum()), int((free & _composed(best, both, k, m, support_k)).sum())
+    return dict(zip(COUNTS, (required, n - required, len(best) - n, n)))
 
 def sweep(best: pd.DataFrame,    # best ranks of each query
           ks,                    # cut-offs
