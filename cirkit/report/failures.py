@@ -96,6 +96,15 @@ LEGEND = ('✓ the change is shown   ✗ it is not (same: as in the reference; o
           'without a label; orange, the right place, but a change is missed; grey, the reference and other places.')
 
 # %% ../../nbs/report/12a_failures.ipynb #c091eeb96
+def _draw_head(fig, y, model, family, shown, any_rows):
+    "A model's name and the titles of the columns."
+    _say(fig, 0.05, y, f'{model} ({family})' + ('' if any_rows else f': no such failure with the image among the first {shown}'), fontweight='bold')
+    titles = ('reference', 'target', *(str(i) for i in range(1, shown + 1))) if any_rows else ()
+    for i, title in enumerate(titles):
+        x = 0.05 + i*PITCH if i < 2 else LISTED + (i - 2)*(PITCH - 0.015)
+        _say(fig, x + SIDE/2, y + 0.15, title, ha='center', fontsize=6.5, color='#555555')
+
+# %% ../../nbs/report/12a_failures.ipynb #c98121226
 def failure_grid(run: Run,
                  judged: pd.DataFrame,  # from `judge`, with k at least `shown`
                  cases: dict,           # from `failures`
@@ -107,11 +116,7 @@ def failure_grid(run: Run,
     height = sum(0.34 + sum(row[-1] for row in rows) for rows in blocks.values()) + 0.42
     fig, y = blank(PAGE, height), 0.03
     for model, rows in blocks.items():
-        _say(fig, 0.05, y, f'{model} ({family[model]})' + ('' if rows else f': no such failure with the image among the first {shown}'), fontweight='bold')
-        titles = ('reference', 'target', *(str(i) for i in range(1, shown + 1))) if rows else ()
-        for i, title in enumerate(titles):
-            x = 0.05 + i*PITCH if i < 2 else LISTED + (i - 2)*(PITCH - 0.015)
-            _say(fig, x + SIDE/2, y + 0.15, title, ha='center', fontsize=6.5, color='#555555')
+        _draw_head(fig, y, model, family[model], shown, bool(rows))
         y += 0.28
         for query, lines, images, high in rows:
             _draw_row(fig, y, run, query, lines, images)
@@ -120,7 +125,7 @@ def failure_grid(run: Run,
     _say(fig, 0.05, height - 0.38, LEGEND, fontsize=6.3, linespacing=1.25)
     return fig
 
-# %% ../../nbs/report/12a_failures.ipynb #c1e35df31
+# %% ../../nbs/report/12a_failures.ipynb #c3185b9c7
 FIRST = {'gallery': 'first of all images', 'place': 'first of its place'}
 
 def type_rates(judged: pd.DataFrame,   # from `judge`
@@ -147,7 +152,7 @@ def wide_rates(table: pd.DataFrame,    # from `type_rates`
     wide = pd.DataFrame(rows.values())
     return wide[[*wide.columns[:3], *(LABELS[s] for s in SUBCATEGORIES if LABELS[s] in wide)]].fillna(percent(None))
 
-# %% ../../nbs/report/12a_failures.ipynb #c20a59b8b
+# %% ../../nbs/report/12a_failures.ipynb #c0f878a8d
 def met_rates(judged: pd.DataFrame,    # from `judge`
               resamples=1000, seed=0,  # of the sources
              ) -> pd.DataFrame:        # model, family, modality, level, group, met ('2 of 3'), value, low, high, n
