@@ -32,16 +32,22 @@ def check(make: Callable[..., Embedder],      # loads the model from its files; 
           atol: float = 1e-5,                 # float32
          ):
     "The contract."
+    model, items, plain = check_core(make, tmp_path, several, atol)
+    check_engine(model, items, plain, tmp_path, atol)
+    check_resume(model, items, tmp_path)
+    check_absent(make, items)
+
+
+def check_core(make, tmp_path, several=True, atol=1e-5):
+    "The part of it that is the model's own business."
     model = make()
     (tmp_path/"images").mkdir()
     items = make_items(tmp_path/"images", several)
     plain = check_modalities(model, items, atol)
     check_padding(make, model, items, plain, atol)
     check_loading(make, model, items, plain, atol)
-    check_engine(model, items, plain, tmp_path, atol)
-    check_resume(model, items, tmp_path)
-    check_absent(make, items)
     check_errors(model, items, tmp_path)
+    return model, items, plain
 
 
 def check_modalities(model, items, atol):

@@ -17,6 +17,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from embed_contract import check, make_items
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,9 @@ from cirkit.embed.protocol import Item
 from cirkit.errors import CirkitError
 from cirkit.fingerprint import digest
 from cirkit.io import read_image, write_image
+from cirkit.report.cli_base import Commands
+from cirkit.report.cli_score import evaluate
+from cirkit.report.run import toy_run
 from cirkit.store import Store
 
 KEY, DIM, TOKENS = "k-7f3a9c-never-shown", 16, 100     # tokens that the stub charges per item
@@ -209,6 +213,36 @@ def test_a_missing_key_is_named(make, stub, monkeypatch):
     monkeypatch.setenv("VOYAGE_API_KEY", f"{KEY}\r\nX-Other: 1")
     fails(make(IDS[1]), texts(1), "VOYAGE_API_KEY holds characters")
     assert stub.seen == []
+
+
+def test_kept_answers_need_no_key(stub, tmp_path, monkeypatch):
+    "Through the catalogue: a key is asked for where nothing is kept, and at the first question where something is."
+    load = lambda **options: catalogue.load(IDS[1], folder=tmp_path/"replies", base=stub.base, width=DIM, **options)
+    first = load(cap=TOKENS*100, per_minute=6000).encode(texts(2), "query", "text")
+    monkeypatch.delenv("VOYAGE_API_KEY")
+    model = load()
+    np.testing.assert_array_equal(model.encode(texts(2), "query", "text"), first)
+    fails(model, texts(3), "environment variable VOYAGE_API_KEY is not set")
+    with pytest.raises(CirkitError, match="needs a key; put it into the environment variable VOYAGE_API_KEY"): catalogue.load(IDS[1], folder=tmp_path/"other")
+    assert len(stub.seen) == 1
+
+
+def test_limits_from_the_command_line(stub, tmp_path, monkeypatch):
+    "evaluate --cap and --per-minute reach the services; what was spent is told."
+    monkeypatch.setattr(apis.Gemini, "base", stub.base), monkeypatch.setattr(apis.Gemini, "dim", DIM)
+    monkeypatch.chdir(tmp_path)
+    toy_run(tmp_path/"toy")
+    def call(*more): return CliRunner().invoke(Commands("cirkit", commands={"evaluate": evaluate}), ["evaluate", "toy/benchmark", *more])
+    low = call("--models", IDS[0], "--cap", "10")
+    assert low.exit_code == 2 and "spend cap: 0 of 10 tokens of gemini-embedding-2 are spent" in low.output and not stub.seen
+    assert "cap: none of world-clip is a service" in call("--models", "world-clip", "--cap", "10").output
+    done = call("--models", IDS[0], "--cap", "1000000", "--per-minute", "60000")
+    assert done.exit_code == 0, done.output
+    assert f"cirkit: {IDS[0]}: {len(stub.seen)} requests" in done.stderr and "tokens of gemini-embedding-2" in done.stderr and IDS[0] in done.stdout
+    monkeypatch.delenv("GEMINI_API_KEY")
+    asked = len(stub.seen)
+    again = call("--models", IDS[0], "--work", "elsewhere")       # from the answers in runs/replies
+    assert again.exit_code == 0 and again.stdout == done.stdout and len(stub.seen) == asked and "requests" not in again.stderr
 
 
 def test_the_key_is_shown_nowhere(make, stub, tmp_path, capfd, monkeypatch):

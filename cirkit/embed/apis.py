@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from .catalogue import REPLIES
 from .http import Budget, Client, HttpError
 from .prepared import check_fits
 from .protocol import ABSENT, CONVENTIONS, Embedder, Item
@@ -290,4 +291,4 @@ def load(model,                                # "gemini-embedding-2", "voyage-m
     service, budget = SERVICES[name](), Budget(cap, f"tokens of {name}")
     client = Client(base or service.base, service.variable, service.header, service.form, workers, per_minute, timeout, tries,
                     budget=budget, clock=clock, sleep=sleep)
-    return ApiEmbedder(service, client, Cache(folder or Path.cwd()/"runs"/"replies"), width, absent)
+    return ApiEmbedder(service, client, Cache(folder or Path.cwd()/REPLIES), width, absent)

@@ -297,7 +297,7 @@ def load_tower(model: Entry | str, folder: Path | None = None, revision: str | N
     net = network(source, HALVES[dtype], attention)
     tokenizer = call(AutoTokenizer.from_pretrained, "tokenizer", source, trust_remote_code=False)
     processor = call(AutoImageProcessor.from_pretrained, "image processor", source, trust_remote_code=False, backend="pil")
-    commit = getattr(net.config, "_commit_hash", None) or revision or entry.revision or ""
+    commit = getattr(net.config, "_commit_hash", None) or revision or ("" if folder else entry.revision)
     words = Words(tokenizer, net.config.text_config.max_position_embeddings, net.config.model_type != "clip")
     name = {"hub": entry.hub, "revision": commit, "class": type(net).__name__, "weights": weights_digest(net)}
     return HfTower(entry.id, net.to(device), words, Pixels(processor, preprocessing), name, batch, workers)

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['LONG', 'PASSED', 'Settings', 'settings', 'look', 'words', 'spread', 'fit', 'MllmPreparer', 'Mllm', 'plain',
-           'load_network', 'with_adapter', 'load_parts', 'torch_dtype', 'pinned', 'close', 'grow', 'assemble',
-           'find_entry', 'load']
+           'network_class', 'load_network', 'with_adapter', 'load_parts', 'torch_dtype', 'pinned', 'close', 'grow',
+           'joined', 'find_entry', 'located', 'faults', 'load', 'preparer']
 
 # %% ../../nbs/embed/15z_mllm.ipynb #c52991569
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -167,15 +168,19 @@ def plain(value):
     return value if isinstance(value, (str, int, float, bool)) else str(value)
 
 # %% ../../nbs/embed/15z_mllm.ipynb #ce0f59e7a
-def load_network(source: str, revision: str | None, dtype: torch.dtype, attention: str, adapter: Path | str | None = None):
-    "A network without its language head, and the maker of its family."
+def network_class(source: str, revision: str | None):
+    "A network's class, and the maker of its family."
     config, _ = transformers.PreTrainedConfig.get_config_dict(source, revision=revision)     # no class yet: it may be one that is not known
     if "model_type" not in config: raise CirkitError(f"{source}: no config.json that names a model type; give the folder of one model")
     name, make = architecture(config)
-    cls = MmEmbed if name == "MmEmbed" else getattr(transformers, name)
+    return MmEmbed if name == "MmEmbed" else getattr(transformers, name), make
+
+def load_network(source: str, revision: str | None, dtype: torch.dtype, attention: str, adapter: Path | str | None = None):
+    "A network without its language head, and the maker of its family."
+    cls, make = network_class(source, revision)
     whole, info = cls.from_pretrained(source, revision=revision, dtype=dtype, attn_implementation=attention, output_loading_info=True)
     lost = sorted(k for k in info["missing_keys"] if not k.startswith("lm_head")) + sorted(str(k) for k in info["mismatched_keys"])
-    if lost: raise CirkitError(f"{source}: {len(lost)} weights of {name} are missing or of another shape, e.g. {lost[0]}; the files are not whole, or another architecture's")
+    if lost: raise CirkitError(f"{source}: {len(lost)} weights of {cls.__name__} are missing or of another shape, e.g. {lost[0]}; the files are not whole, or another architecture's")
     if adapter: whole = with_adapter(whole, adapter)
     return (whole if cls is MmEmbed else whole.model).eval(), make
 
@@ -219,17 +224,16 @@ def grow(model, tokens: int):
     with torch.no_grad(): table.weight[rows:] = 0
 
 # %% ../../nbs/embed/15z_mllm.ipynb #c12fedf14
-def assemble(id: str, model, make, tokenizer, pixels, s: Settings, weights: str, attention: str) -> Mllm:
-    "An embedder from its parts."
-    family, mark = make(model.config, pixels, s.positions), tokenizer.convert_ids_to_tokens(model.config.image_token_id)
+def joined(id: str, config, make, tokenizer, pixels, s: Settings) -> MllmPreparer:
+    "A preparer from its parts."
+    family, mark = make(config, pixels, s.positions), tokenizer.convert_ids_to_tokens(config.image_token_id)
     if find(s.template).mark.format(n=1).count(mark) != 1:
         raise CirkitError(f"model {id!r} marks an image with {mark}, template {s.template!r} with {find(s.template).mark!r}; take the template of this architecture")
     limit_pixels(family, pixels, s.image_tokens)
     if s.pooling == "before <emb>" and "<emb>" not in tokenizer.get_vocab(): tokenizer.add_tokens(["<emb>"])
-    if getattr(model.config, "add_eos_token", False): close(tokenizer)
-    grow(model, len(tokenizer))
-    limit = min(n for n in (s.max_length, model.config.get_text_config().max_position_embeddings) if n)
-    return Mllm(id, model, MllmPreparer(tokenizer, pixels, family, s, model.config.image_token_id, limit), weights, attention)
+    if getattr(config, "add_eos_token", False): close(tokenizer)
+    limit = min(n for n in (s.max_length, config.get_text_config().max_position_embeddings) if n)
+    return MllmPreparer(tokenizer, pixels, family, s, config.image_token_id, limit)
 
 # %% ../../nbs/embed/15z_mllm.ipynb #c0f1243e3
 def find_entry(entry_or_id):  # None: an id that is not in the catalogue
@@ -239,6 +243,24 @@ def find_entry(entry_or_id):  # None: an id that is not in the catalogue
     return resolve(entry_or_id) if entry_or_id.partition("@")[0] in MODELS else None
 
 # %% ../../nbs/embed/15z_mllm.ipynb #cbfda008a
+def located(entry_or_id, folder, revision, processor, processor_revision):
+    "A model's name and entry, where its weights and where its tokenizer and image processor are."
+    entry = find_entry(entry_or_id)
+    name = getattr(entry, "id", entry_or_id)
+    if folder and not Path(folder).is_dir(): raise CirkitError(f"model {name!r}: {folder} is no folder; give the one with config.json and weights")
+    source = (str(folder or getattr(entry, "hub", entry_or_id)), None if folder else revision or getattr(entry, "revision", None))
+    own = processor or (None if folder else getattr(entry, "processor", None))
+    return name, entry, source, (str(own), processor_revision) if own else source
+
+@contextmanager
+def faults(name: str, source: str):
+    "What the library raises while it loads, in one line."
+    try: yield
+    except CirkitError: raise
+    except (OSError, ImportError, ValueError, KeyError) as e:
+        raise CirkitError(f"model {name!r}: {source} cannot be loaded: {one_line((str(e).splitlines() or [repr(e)])[0])[:300]}; check folder, revision and packages") from None
+
+# %% ../../nbs/embed/15z_mllm.ipynb #cfe82f722
 def load(entry_or_id,                       # a catalogue entry, its id, or a hub id
          folder: Path | str | None = None,  # the model's files; None: the hub
          revision: str | None = None,       # commit on the hub; None: the entry's
@@ -252,18 +274,25 @@ def load(entry_or_id,                       # a catalogue entry, its id, or a hu
          **options,                         # fields of `Settings`
         ) -> Mllm:                          # ready to embed
     "A multimodal embedder."
-    entry = find_entry(entry_or_id)
-    name, s = getattr(entry, "id", entry_or_id), settings(entry, options | ({"dtype": dtype} if dtype else {}))
-    if folder and not Path(folder).is_dir(): raise CirkitError(f"model {name!r}: {folder} is no folder; give the one with config.json and weights")
-    source, revision = str(folder or getattr(entry, "hub", entry_or_id)), None if folder else revision or getattr(entry, "revision", None)
-    own = None if folder else getattr(entry, "processor", None)
-    where, at = (str(processor or own), processor_revision) if processor or own else (source, revision)
-    sources = {(source, revision), (where, at)} | ({(str(adapter), None)} if adapter else set())
-    weights = " + ".join(pinned(name, *each) for each in sorted(sources, key=str))
-    try:
-        model, make = load_network(source, revision, torch_dtype(s.dtype), attention, adapter)
-        tokenizer, pixels = load_parts(where, at)
-    except CirkitError: raise
-    except (OSError, ImportError, ValueError, KeyError) as e:
-        raise CirkitError(f"model {name!r}: {source} cannot be loaded: {one_line(e)[:300]}; check folder, revision and packages") from None
-    return configure(assemble(name, model.to(device or "cpu"), make, tokenizer, pixels, s, weights, attention), compiled=compiled)
+    name, entry, source, parts = located(entry_or_id, folder, revision, processor, processor_revision)
+    s = settings(entry, options | ({"dtype": dtype} if dtype else {}))
+    weights = " + ".join(pinned(name, *each) for each in sorted({source, parts} | ({(str(adapter), None)} if adapter else set()), key=str))
+    with faults(name, source[0]):
+        model, make = load_network(*source, torch_dtype(s.dtype), attention, adapter)
+        tokenizer, pixels = load_parts(*parts)
+    ready = joined(name, model.config, make, tokenizer, pixels, s)
+    grow(model, len(tokenizer))
+    return configure(Mllm(name, model.to(device or "cpu"), ready, weights, attention), compiled=compiled)
+
+# %% ../../nbs/embed/15z_mllm.ipynb #c1a66d632
+def preparer(entry_or_id, folder: Path | str | None = None, revision: str | None = None, processor: Path | str | None = None,
+             processor_revision: str | None = None, **options) -> MllmPreparer:   # arguments as in `load`
+    "How items are fed to a model, from its configuration, tokenizer and image processor."
+    name, entry, source, parts = located(entry_or_id, folder, revision, processor, processor_revision)
+    s = settings(entry, options)
+    for where, at in (source, parts):
+        if not Path(where).is_dir(): pinned(name, where, at)
+    with faults(name, source[0]):
+        cls, make = network_class(*source)
+        config = cls.config_class.from_pretrained(source[0], revision=source[1])
+        return joined(name, config, make, *load_parts(*parts), s)

@@ -7,7 +7,7 @@ __all__ = ['chosen', 'table', 'listed', 'shown', 'reads', 'read_item', 'fed', 'r
 
 # %% ../../nbs/report/14g_cli_models.ipynb #cb3232208
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -49,7 +49,7 @@ _WORDS = {'image_tokens': lambda v: f"{v[0] or 'not stated'} to {v[1]:,}, of {v[
 _MISSING = {'cir_trained': 'not stated', 'dim': 'not known before the first vector', 'licence': 'not known', 'revision': 'not known; give --revision, or --folder'}
 _LABELS = {'on': 'settings', 'hub': 'hub or service', 'key': 'key in'}
 _ORDER = ('family', 'method', 'backbone', 'architecture', 'release', 'cir_trained', 'dim', 'hub', 'revision', 'file', 'weights', 'base', 'licence', 'papers', 'template',
-          'query_instruction', 'target_instruction', 'processor', 'resize', 'round_to', 'image', 'image_tokens', 'max_length', 'long', 'pooling', 'padding', 'dtype', 'on', 'transformers',
+          'query_instruction', 'target_instruction', 'processor', 'resize', 'round_to', 'image', 'image_tokens', 'max_length', 'long', 'positions', 'pooling', 'padding', 'dtype', 'on', 'transformers',
           'published_transformers', 'packages', 'key', 'adapter', 'obstacle')
 
 # %% ../../nbs/report/14g_cli_models.ipynb #c9c0e3208
@@ -97,15 +97,14 @@ def read_item(path: Path | None,   # an image, or a JSON file with `images` and 
 # %% ../../nbs/report/14g_cli_models.ipynb #c48f51d8e
 def fed(entry, item, side: str, **options) -> dict:
     "What a model would be fed; without its files, what can be told without them."
-    from cirkit.embed.catalogue import adapter, check, load
+    from cirkit.embed.catalogue import adapter, preparer
     from cirkit.embed.prompts import TEMPLATES
     if entry.key: return adapter(entry)(entry).describe(item, side)   # nothing is asked of the service, so no key is needed
-    try: check(replace(entry, revision=options.get('revision') or entry.revision), options.get('folder'))
+    try: model = preparer(entry, **options)
     except CirkitError as error:
-        if entry.template not in TEMPLATES: raise
+        if entry.template not in TEMPLATES or options.get('folder'): raise
         return rendered(entry, item, side) | {'tokens': f'not counted: {error}'}
-    model = load(entry, **options)
-    return getattr(model, 'preparer', model).describe(item, side)
+    return model.describe(item, side)
 
 # %% ../../nbs/report/14g_cli_models.ipynb #c91f26190
 def rendered(entry, item, side: str) -> dict:
