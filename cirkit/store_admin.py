@@ -31,6 +31,7 @@ class Entry:
     @property
     def model(self) -> str: return str(self.meta.get('model', {}).get('model', '') or self.meta.get('tower', {}).get('tower', ''))
 
+# %% ../nbs/core/10a_store_admin.ipynb #c75d76c4f
 def open_store(folder) -> Store:
     "The store in a folder; a RUN's folder has it in store/."
     folder = Path(folder)
@@ -57,7 +58,7 @@ def entries(store: Store) -> list[Entry]:
     "All keys of a store, in the order of their names."
     return [entry(store, key) for key in _keys(store)]
 
-# %% ../nbs/core/10a_store_admin.ipynb #cf6e972b4
+# %% ../nbs/core/10a_store_admin.ipynb #c97079827
 def faults(store: Store, key: str) -> list[str]:  # one line each
     "What is wrong with a key."
     found, ids, dims, where = [], [], set(), store.key_dir(key)
@@ -77,7 +78,7 @@ def faults(store: Store, key: str) -> list[str]:  # one line each
     if plan and not found and digest(ids) != plan['ids']: found.append(f"{where}: the ids or their order are not those of plan.json")
     return found
 
-# %% ../nbs/core/10a_store_admin.ipynb #c7841945c
+# %% ../nbs/core/10a_store_admin.ipynb #c0f99c5ab
 def close(store: Store, key: str) -> bool:  # whether all shards are there
     "Finish a key whose shards are all there."
     plan = store.plan(key)
@@ -89,6 +90,7 @@ def close(store: Store, key: str) -> bool:  # whether all shards are there
     store.finish(key, plan['shards'], plan['meta'])
     return True
 
+# %% ../nbs/core/10a_store_admin.ipynb #c23df0d69
 def _same_plan(one: dict, other: dict, where) -> dict:
     "A plan that two stores share, with the larger drift."
     drifts = {k: max(one['meta'][k], other['meta'].get(k, 0)) for k in ('drift', 'drift_median') if k in one['meta']}
@@ -96,7 +98,6 @@ def _same_plan(one: dict, other: dict, where) -> dict:
     if merged != one | {'meta': one['meta'] | drifts}: raise CirkitError(f"{where}: other items, another model or another cut than in the store it is merged into; merge shares of one run")
     return merged
 
-# %% ../nbs/core/10a_store_admin.ipynb #c0f99c5ab
 def merge(sources: Sequence,   # stores or RUN folders; may be none: only close what is complete
           into,                # the store that gets everything
          ) -> list[Entry]:     # of the store, afterwards
@@ -120,7 +121,7 @@ def _copy(source: Store, key: str, target: Store):
         elif path.read_bytes() != data: raise CirkitError(f"{path}: differs from {source.shard_path(key, n)}; delete the one that is wrong and run its share again")
     if plan != there and not target.is_closed(key): write_json(target.key_dir(key)/'plan.json', plan)
 
-# %% ../nbs/core/10a_store_admin.ipynb #cdc474ddf
+# %% ../nbs/core/10a_store_admin.ipynb #cba5e9d78
 def garbage(store: Store,
             unfinished: bool = False,        # also keys that were never finished
             models: Sequence[str] = (),      # also all keys of these models

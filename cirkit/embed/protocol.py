@@ -102,6 +102,7 @@ class Tower:
             known[key] = found
         return known[key]
 
+# %% ../../nbs/embed/01_protocol.ipynb #ce26312ca
 class Embedder:
     "A retrieval model. Subclasses set the four attributes and define `fingerprint` and `_encode`."
     id: str
@@ -127,7 +128,7 @@ class Embedder:
         cached = {"features": features} if features is not None else {}
         return checked(self._encode(items, side, **cached), [i.id for i in items], self.id, self.dim)
 
-# %% ../../nbs/embed/01_protocol.ipynb #ce26312ca
+# %% ../../nbs/embed/01_protocol.ipynb #cb510a5f1
 def checked(vectors,               # (n, d) raw vectors of a model
             ids: Sequence[str],    # n ids, for the message
             model: str,            # model id, for the message
@@ -143,13 +144,13 @@ def checked(vectors,               # (n, d) raw vectors of a model
         raise CirkitError(f"model {model!r} gave a vector of norm {norms[bad[0]]} for item {ids[bad[0]]!r}; check its weights and dtype")
     return (v / norms[:, None]).astype(np.float32)
 
-# %% ../../nbs/embed/01_protocol.ipynb #c1e0ba356
+# %% ../../nbs/embed/01_protocol.ipynb #cfe393fd8
 def source_of(fn: Callable) -> str:  # '' where Python does not know it
     "The text that defines a function."
     try: return inspect.getsource(fn)
     except (OSError, TypeError): return ""
 
-# %% ../../nbs/embed/01_protocol.ipynb #cf6121d03
+# %% ../../nbs/embed/01_protocol.ipynb #cbc2e11ac
 @dataclass
 class CallableEmbedder(Embedder):
     "An embedder made of two functions."
@@ -168,7 +169,7 @@ class CallableEmbedder(Embedder):
         images = [list(i.images) for i in items]
         return self.query_fn(images, [i.text for i in items]) if side == "query" else self.target_fn(images)
 
-# %% ../../nbs/embed/01_protocol.ipynb #cfe393fd8
+# %% ../../nbs/embed/01_protocol.ipynb #cb46418a5
 def from_callable(name: str,             # the model's id in tables and cache keys
                   query_fn: Callable,    # (list of lists of paths, list of texts) -> (n, dim) array
                   target_fn: Callable,   # (list of lists of paths) -> (n, dim) array
@@ -179,7 +180,7 @@ def from_callable(name: str,             # the model's id in tables and cache ke
     "A user's own functions as an embedder."
     return CallableEmbedder(name, query_fn, target_fn, dim, family, version)
 
-# %% ../../nbs/embed/01_protocol.ipynb #cf0f857eb
+# %% ../../nbs/embed/01_protocol.ipynb #cd570e261
 def self_check(embedder: Embedder,
                items: Sequence[Item],       # a few, of different text lengths
                side: str, modality: str,
