@@ -107,6 +107,7 @@ def _audit(told):
     if not told['audit']: return 'There are no audit labels: a model lacks the ranks of a modality.'
     return f"Audit labels are those of the {len(told['models'])} models of this page at the chosen K: a shortcut is a hit of some model on the text or the image alone."
 
+# %% ../../nbs/report/17a_explorer.ipynb #c8f2e7301
 def page(run: Run, c: Columns,
          how: dict,             # 'head' and 'chunk' of pictures inside, or 'folder'
          elements: str,         # script elements with pictures
@@ -124,7 +125,7 @@ def page(run: Run, c: Columns,
                    'facts': ''.join(f'<dt>{escape(k)}</dt><dd><bdi>{escape(v)}</bdi></dd>' for k, v in facts(run)),
                    'data': script_json('data', told) + tops + elements})
 
-# %% ../../nbs/report/17a_explorer.ipynb #cd545299d
+# %% ../../nbs/report/17a_explorer.ipynb #c777e129c
 ONE_FILE = 500    # queries
 
 @contextmanager
@@ -136,6 +137,7 @@ def _new_folder(parent: Path):   # yields a folder that is gone afterwards, unle
     except OSError as e: raise CirkitError(f"{parent}: cannot be written ({e}); check the folder and the space left") from e
     finally: shutil.rmtree(temp, ignore_errors=True)
 
+# %% ../../nbs/report/17a_explorer.ipynb #cfd3297ad
 def save_thumbnails(out: Path,   # the page; the folder stands beside it
                     thumbs,      # JPEG bytes or CirkitErrors, in order
                    ):            # the folder, {number: error}
@@ -157,7 +159,7 @@ def _old_thumbnails(out, but):
     name = re.compile(re.escape(out.stem) + r'\.thumbs-[0-9a-f]{12}')
     return [p for p in out.parent.iterdir() if name.fullmatch(p.name) and p.is_dir() and not p.is_symlink() and p != but]
 
-# %% ../../nbs/report/17a_explorer.ipynb #cfd3297ad
+# %% ../../nbs/report/17a_explorer.ipynb #c00402d48
 @dataclass(frozen=True)
 class Made:
     "What `explore` wrote."
@@ -167,6 +169,7 @@ class Made:
     pictures: int
     unreadable: tuple    # one line for each image that could not be read
 
+# %% ../../nbs/report/17a_explorer.ipynb #c671f6cf6
 def explore(run: Run,
             out,               # the .html file to make
             models=(),         # names; none: all
@@ -192,7 +195,7 @@ def explore(run: Run,
     for old in _old_thumbnails(out, folder): shutil.rmtree(old, ignore_errors=True)
     return Made(out, folder, n, len(c.pictures) - len(bad), tuple(str(e) for e in bad.values()))
 
-# %% ../../nbs/report/17a_explorer.ipynb #c671f6cf6
+# %% ../../nbs/report/17a_explorer.ipynb #cc7f36f74
 @dataclass(frozen=True)
 class View:
     "A page inside a notebook."
@@ -204,6 +207,7 @@ class View:
         source = self.html.replace('&', '&amp;').replace("'", '&#39;')
         return f"<iframe sandbox='allow-scripts' title='explorer' width='100%' height='{self.height}' style='border:1px solid #8886' srcdoc='{source}'></iframe>"
 
+# %% ../../nbs/report/17a_explorer.ipynb #cb46793a6
 def view(run: Run,
          limit: int = 12,      # queries at most, drawn at random
          models=(),            # names; none: all
