@@ -11,6 +11,7 @@ import click
 from .. import __version__
 from .cli_base import Commands
 from .cli_compare import compare
+from .cli_explore import explore
 from .cli_export import export
 from .cli_models import models
 from .cli_run import embed, reproduce, synth
@@ -30,8 +31,9 @@ def cli():
       cirkit evaluate FOLDER --models world-clip             R@K with intervals
       cirkit score cirr --data DIR --predictions FILE        the official numbers of ranked lists
       cirkit compare RUN RUN                                 which differences are real
+      cirkit explore RUN --out page.html                     every query with what each model found
     """
 
-for command in (reproduce, synth, embed, check, evaluate, score, compare, submit, export, models, store): cli.add_command(command)
+for command in (reproduce, synth, embed, check, evaluate, score, compare, explore, submit, export, models, store): cli.add_command(command)
 
 def main(): cli()
