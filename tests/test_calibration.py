@@ -104,6 +104,13 @@ def test_errors(call, words):
     with pytest.raises(CirkitError, match=words): call()
 
 
+def test_annotators_who_never_disagree_are_not_known_to_agree():
+    found = agreement_coverage([.02], 300, raters=2, statistic="cohen", n=200, kinds=["bca"])   # 50 items: often no disagreement at all
+    assert found.coverage[0] > .93 and found.undefined[0] == 0
+    value, low, high = agreement_interval(np.array([["a"] * 9, ["b"] * 9] * 25))
+    assert value == high == 1 and .9 < low < 1 and low > agreement_interval(np.array([["a"] * 2, ["b"] * 2] * 25))[1]
+
+
 # ------------------------------------------------------------------ claims
 def frame(rates, bonus=0., q=40, seed=0):
     rng = np.random.default_rng(seed)

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from .agreement import cohen_kappa, fleiss_kappa, krippendorff_alpha
 from ..errors import CirkitError, unknown
-from ..stats import resample_weights
+from ..stats import clopper_pearson, resample_weights
 
 # %% ../../nbs/audit/01a_agreement_interval.ipynb #c32a74de1
 def _ratio(observed, expected):
@@ -63,6 +63,14 @@ def _shares(drawn, value, left, level):
     z = z0 + norm.ppf([(1 - level) / 2, (1 + level) / 2])
     return norm.cdf(z0 + z / np.maximum(1 - a * z, 1e-9))
 
+def _unseen(ratings, level):
+    "Lower end where nobody ever disagreed."
+    counts = _counts(ratings)
+    told = counts.sum(1) > 1
+    share = counts[told].sum(0) / counts[told].sum()
+    if (share == 1).any(): return np.nan
+    return float(1 - clopper_pearson(0, told.sum(), level)[1] * 2 / counts[told].sum(1).mean() / (1 - (share**2).sum()))
+
 def agreement_interval(ratings,                 # (items, raters) labels; None or NaN for a gap ('alpha' alone allows them)
                        statistic: str = 'alpha',  # 'fleiss', or 'cohen' for two raters
                        n: int = 2000, seed: int = 0, level: float = .95,
@@ -74,6 +82,7 @@ def agreement_interval(ratings,                 # (items, raters) labels; None o
     make, whole = STATISTICS[statistic]
     value, items = float(whole(ratings)), len(ratings)
     if items < 3: raise CirkitError(f"{items} items; an interval over items needs 3 or more")
+    if np.isclose(value, 1, rtol=0, atol=1e-12): return value, _unseen(ratings, level), value
     of = make(ratings)
     with np.errstate(invalid='ignore', divide='ignore'):
         drawn, left = (of(w) for w in (np.concatenate([*resample_weights(items, n, seed)]), 1 - np.eye(items)))

@@ -82,11 +82,12 @@ def contrast(scores,                     # (q,) float
     if not len(scores) or not sides or not all(m.any() for m in sides): return dict(value=np.nan, low=np.nan, high=np.nan, p=np.nan, n=len(scores))
     where, columns = np.stack(sides, 1), np.repeat(scores[:, None], len(sides), 1)
     gap = lambda means: (means[..., ::2] - means[..., 1::2]).mean(-1)
-    value, clusters = np.array([scores[m].mean() for m in sides]), min(len({*source[m]}) for m in sides)
+    value, either = np.array([scores[m].mean() for m in sides]), [np.any(sides[i::2], 0) for i in (0, 1)]
+    clusters = min(len({*source[m]}) for m in either)
     means = resampled_means(columns, source.tolist(), n, seed, where)
     found = _estimate(gap(value), gap(means), clusters, where.any(1).sum())
     if clusters < FEWEST: return found | dict(low=np.nan, high=np.nan, p=np.nan)
-    if not np.isin(value, (0, 1)).any(): return found
+    if not any(scores[m].mean() in (0, 1) for m in either): return found
     away = np.abs(np.stack(mean_interval(means, columns, cluster_index(source.tolist(), len(source))[0], where.astype(float))) - value)
     down, up = away[0], away[1]
     down[1::2], up[1::2] = away[1, 1::2], away[0, 1::2]   # the second of a pair pulls the other way
