@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from cirkit.embed.catalogue import MODELS
 from cirkit.embed.catalogue import load as catalogue_load
-from cirkit.embed.magiclens import Lens, MsgPack, Squeezed, load, read_parameters
+from cirkit.embed.flax_file import MsgPack, read_parameters
+from cirkit.embed.magiclens import Lens, Squeezed, load
 from cirkit.embed.protocol import Item
 from cirkit.embed.tiny_dual import SIZE, flax_bytes, save_tiny_magiclens, scenic_tree
 from cirkit.errors import CirkitError
