@@ -217,7 +217,7 @@ def gap_claims(gaps: pd.DataFrame,   # of `gap.gap_table`, with a column benchma
             if found.empty: rows.append(unchecked('CIRCUS', 'project page', f'the Composition Gap grows on {words} queries', f'nobody has validated {label}') | dict(data=label)); continue
             f = found.iloc[0]
             if np.isnan(f.value): rows.append(unchecked('CIRCUS', 'project page', f'the Composition Gap grows on {words} queries', f'too few {words} queries for a gap') | dict(data=label)); continue
-            rows.append(row('CIRCUS', 'project page', f'the Composition Gap grows on {words} queries', label, f'normalised gap (nDCG), {words} minus all', above(f.low, f.high), '', f.value, f.low, f.high, n=f.n))
+            rows.append(row('CIRCUS', 'project page', f'the Composition Gap grows on {words} queries', label, f'normalised gap (nDCG), {words} minus all', above(f.low, f.high) if f.n >= FEWEST else 'undecided', '', f.value, f.low, f.high, n=f.n))
     return rows
 
 # %% ../../nbs/audit/12_claims.ipynb #cceb99516
