@@ -78,7 +78,7 @@ def test_galleries_that_defeat_the_threshold(arrange, device):
 def test_what_is_held_stays_small():
     g, k, seen = np.ones((40_000, 4), np.float32), 5, []
     class Watched(Best):
-        def _hold(self, *found): super()._hold(*found); seen.append(self.size)
+        def hold(self, *found): super().hold(*found); seen.append(self.size)
     from cirkit import tiles
     def watch(some, exact, scale, step): return [Watched(exact, scale, as_gallery(g), k, np.arange(len(g)), step)]
     [(_, [(index, _)])] = tiles.survey(g[:3], as_gallery(g), watch, None, k, "64KiB")
