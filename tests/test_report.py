@@ -221,7 +221,7 @@ def test_training_goes_one_after_the_other(tmp_path, built, monkeypatch):
     monkeypatch.setattr(reproduce, "make_all", lambda *a: pytest.fail("at once"))
     outcomes = reproduce.reproduce("long", "smoke", out=str(tmp_path), work=str(tmp_path), workers=8, progress=False, echo=lambda line: None)
     assert [o.item.name for o in outcomes] == [i.name for i in items.paper_items("long")] and begun == [o.item.name for o in outcomes][:2]
-    assert [o.status for o in outcomes] == ["made", "failed", "failed", "failed"] and outcomes[2].why == f"needs long/{begun[1]}, which failed"
+    assert [o.status for o in outcomes] == ["made"] + ["failed"]*(len(outcomes) - 1) and outcomes[2].why == f"needs long/{begun[1]}, which failed"
 
 
 def test_without_a_clone_items_that_lack_their_data_are_no_failure(tmp_path, built, monkeypatch):
@@ -230,6 +230,6 @@ def test_without_a_clone_items_that_lack_their_data_are_no_failure(tmp_path, bui
     monkeypatch.setattr(paths, "data_dir", lambda: tmp_path)
     monkeypatch.setattr(paths, "notebooks_dir", lambda: notebooks)
     outcomes = reproduce.reproduce("circus", "smoke", out=str(tmp_path / "out"), work=str(tmp_path / "run"), progress=False)
-    assert {o.status for o in outcomes} == {"no data"} and len(outcomes) == 5
+    assert {o.status for o in outcomes} == {"no data"} and len(outcomes) == len(items.paper_items("circus"))
     shown = reproduce.summary(outcomes, tmp_path)
-    assert "circus/table1" in shown and "no data: needs data/circus" in shown and "5 no data" in shown
+    assert "circus/table1" in shown and "no data: needs data/circus" in shown and f"{len(outcomes)} no data" in shown
