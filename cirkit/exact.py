@@ -8,6 +8,7 @@ __all__ = ['PLAIN', 'exact_scores', 'pair_scores', 'error_bound', 'row_norms', '
 # %% ../nbs/core/12d_exact.ipynb #c3e1c535d
 import numpy as np
 from .errors import CirkitError
+from .gallery import as_gallery
 
 # %% ../nbs/core/12d_exact.ipynb #c40664b42
 def exact_scores(query,         # (d,) vector
@@ -28,10 +29,14 @@ def pair_scores(queries,        # (q, d) vectors
                 step: int = 256,  # pairs at once; few enough to stay in the processor's cache
                ):               # (n,) float64
     "`exact_scores` of pairs."
-    out = np.empty(len(rows))
+    queries, gallery, out = np.asarray(queries, np.float64), as_gallery(gallery), np.empty(len(rows))
+    shape = min(step, len(rows)), queries.shape[1]
+    found, left, right = np.empty(shape, gallery.dtype), np.empty(shape), np.empty(shape)   # used again and again: fresh memory costs more than the sums
     for a in range(0, len(rows), step):
-        some = slice(a, a + step)
-        out[some] = np.multiply(gallery[cols[some]], queries.take(rows[some], 0), dtype=np.float64, order="C").sum(-1)
+        n = len(rows[a:a + step])
+        right[:n] = gallery.take(cols[a:a + n], found[:n])
+        queries.take(rows[a:a + n], 0, out=left[:n], mode="clip")   # the mode that needs no copy
+        np.multiply(left[:n], right[:n], out=left[:n]).sum(-1, out=out[a:a + n])
     return out
 
 # %% ../nbs/core/12d_exact.ipynb #cc627e8fc

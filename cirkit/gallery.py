@@ -57,9 +57,9 @@ class Parts:
         part = self.starts.searchsorted(first, "right") - 1
         if first < last <= self.starts[part + 1]: return np.asarray(self.parts[part])[first - self.starts[part]:last - self.starts[part]]
 
-    def _gather(self, rows):
-        if len(self.parts) == 1: return np.asarray(self.parts[0]).take(rows, 0)
-        out, part = np.empty((len(rows), self.shape[1]), self.dtype), self.starts.searchsorted(rows, "right") - 1
+    def _gather(self, rows, out):
+        if len(self.parts) == 1: return np.asarray(self.parts[0]).take(rows, 0, out=out, mode="clip")   # the mode that needs no copy
+        part = self.starts.searchsorted(rows, "right") - 1
         for p in np.unique(part):
             here = np.flatnonzero(part == p)
             out[here] = np.asarray(self.parts[p])[rows[here] - self.starts[p]]
@@ -84,7 +84,12 @@ class Gallery(Parts):
             view = self._slice(first, last) if self.order is None and step == 1 else None
             if view is not None: return view
             index = np.arange(first, last, step)
-        return self._gather(np.asarray(index) if self.order is None else self.order[index])
+        index = np.arange(len(self))[index]   # no number is out of range, and none negative
+        return self.take(index, np.empty((len(index), self.shape[1]), self.dtype))
+
+    def take(self, index, out):      # (n,) int row numbers from 0, all of them there, and (n, d) of the gallery's dtype
+        "Rows copied to a place."
+        return self._gather(index if self.order is None else self.order[index], out)
 
     def __array__(self, dtype=None, copy=None): return np.asarray(self[:], dtype)
 
