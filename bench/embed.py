@@ -1,6 +1,6 @@
 """The engine against a plain loop over the same model, against sentence-transformers, and three modalities against one.
 
-    python bench/embed.py                       # all cases, about five minutes on two cores
+    python bench/embed.py                       # all cases, about twelve minutes on two cores
     python bench/embed.py mixed equal           # some of them
     python bench/embed.py --rounds 11 --items 300 --workers 2
 
@@ -13,12 +13,12 @@ Models have the architecture of real ones and random weights: throughput does no
 
 Versions take turns: in every round each runs once, from files to vectors, the first one changing from round to round. A ratio
 is the median over the rounds, with its range; on a busy machine the ratio of CPU seconds says more. The plain loop and sentence-transformers (if it is installed: pip install
-sentence-transformers) run with batches of 32, its default, and with the size out of 1, 4, 8, 16 that suits them best on this
-machine. It gets the images as file names, or opened by PIL and not yet decoded: then it can sort them by size. All give the
+sentence-transformers) run with batches of 32, its default, of 16, and with the size out of 1, 4, 8 that suits them best here. It gets the images as file names, or opened by PIL and not yet decoded: then it can sort them by size. All give the
 same vectors to 1e-4, which is checked. The engine's time includes hashes of the images and a store that is written and read,
 but not its check of the model at the start: 14 items through the model, whatever their number, which is timed apart.
 """
 import argparse, os, sys, tempfile, time
+from dataclasses import replace
 from pathlib import Path
 import numpy as np
 from PIL import Image
@@ -108,7 +108,7 @@ def sentences(model, batch, image):
     return run
 
 
-def engine(model, options, modalities=("composed",)):
+def engine(model, options, modalities=("composed",), shared=False):
     import cirkit.embed.engine as e
     from cirkit.embed.engine import Digests, embed
     from cirkit.store import Store
@@ -116,12 +116,12 @@ def engine(model, options, modalities=("composed",)):
     def run(items):
         with tempfile.TemporaryDirectory() as folder:
             model.features, digests = None, Digests()      # a new run
-            images = [p for i in items for p in i.images]
+            images = [p for i in items for p in i.images] if shared else []
             return [embed(model, items, "query", m, Store(folder), images, digests, options=options)[1] for m in modalities][0]
     return run
 
 
-def best(make, items, sizes=(1, 4, 8, 16)):
+def best(make, items, sizes=(1, 4, 8)):
     "The batch size that suits a version, on a part of the items."
     seconds = {}
     for size in sizes:
@@ -164,20 +164,21 @@ def mixed_or_equal(case, folder, args):
           f"{1 - sum(tokens)/sum(16*max(tokens[n:n + 16]) for n in range(0, len(tokens), 16)):.1%}")
     begun = time.perf_counter(); start_check(model, some, "query", "composed")
     print(f"  check at the start: {time.perf_counter() - begun:.2f} s")
-    versions = {f"engine, {args.workers or 'a thread, no'} workers": engine(model, Options(workers=args.workers))}
+    versions = {f"engine, {args.workers} workers": engine(model, Options(workers=args.workers))}
     loops = {"plain loop": lambda b: plain_loop(model, b)}
     if theirs: loops |= {"sentence-transformers, files": lambda b: sentences(theirs, b, str), "sentence-transformers, opened": lambda b: sentences(theirs, b, Image.open)}
     for name, make in loops.items():
-        for size in dict.fromkeys([32, best(make, some)]): versions[f"{name}, batches of {size}"] = make(size)
+        for size in dict.fromkeys([32, 16, best(make, some)]): versions[f"{name}, batches of {size}"] = make(size)
     compare(case, versions, some, args.rounds)
 
 
 def three(case, folder, args):
     from cirkit.embed.engine import Options
     from cirkit.embed.protocol import MODALITIES
-    some = items(folder, args.items if case == "mllm" else args.items//2, True)
+    some = items(folder, args.items if case == "mllm" else args.items//3, True)
     model = qwen(folder/case, some[0]) if case == "mllm" else clip(folder/case)
-    versions = {"composed": engine(model, Options(workers=args.workers)), "composed, text, image": engine(model, Options(workers=args.workers), MODALITIES)}
+    options = Options(workers=args.workers, budget=args.budget)
+    versions = {"composed": engine(model, options), "composed, text, image": engine(model, options, MODALITIES, True), "the same, nothing shared": engine(model, replace(options, features=0), MODALITIES)}
     compare(f"{case}: modalities", versions, some, args.rounds)
 
 
@@ -201,7 +202,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--items", type=int, default=64)
+    parser.add_argument("--items", type=int, default=96)
     parser.add_argument("--workers", type=int, default=0, help="processes that prepare items for the engine")
     parser.add_argument("--budget", type=int, default=0, help="padded tokens of the engine's batches; 0: its default for the device")
     args = parser.parse_args()

@@ -87,12 +87,12 @@ def check_loading(make, model, items, plain, atol):
 
 def check_engine(model, items, plain, tmp_path, atol):
     "The engine gives what `encode` gives, for all modalities on one store, whatever the order of items."
-    store = Store(tmp_path/"engine")
+    store, images = Store(tmp_path/"engine"), [p for i in items for p in i.images]
     for (side, modality), v in plain.items():
-        ids, ours = embed(model, items, side, modality, store)
+        ids, ours = embed(model, items, side, modality, store, images)              # vision features are shared with the next call
         assert ids == [i.id for i in items]
-        np.testing.assert_allclose(ours, v, atol=atol, err_msg=f"engine: {side}, {modality}")
-        np.testing.assert_allclose(embed(model, items[::-1], side, modality, store)[1][::-1], v, atol=atol, err_msg="engine: order")
+        np.testing.assert_allclose(ours, v, atol=atol, err_msg=f"engine: {side}, {modality}, shared features")
+        np.testing.assert_allclose(embed(model, items[::-1], side, modality, store)[1][::-1], v, atol=atol, err_msg=f"engine: {side}, {modality}, order")
 
 
 def check_resume(model, items, tmp_path):

@@ -111,9 +111,11 @@ def plain(items): return {m: Tiny().encode(items, "query", m) for m in MODALITIE
 @pytest.mark.parametrize("options", [Options(), Options(budget=1), Options(budget=10_000), Options(window=3), Options(memory=2000), Options(features=0),
                                      Options(features=500)])
 def test_settings_do_not_change_vectors(items, plain, tmp_path, options):
-    model, digests = Tiny(), Digests()
-    for m in MODALITIES:
-        np.testing.assert_allclose(embed(model, items, "query", m, Store(tmp_path), digests=digests, options=options)[1], plain[m], atol=1e-5)
+    model, digests, images = Tiny(), Digests(), [p for i in items for p in i.images]
+    for shared in ([], images):
+        for m in MODALITIES:
+            v = embed(model, items, "query", m, Store(tmp_path/f"{len(shared)}"), shared, digests, options=options)[1]
+            np.testing.assert_allclose(v, plain[m], atol=1e-5)
 
 
 def test_order_and_company_do_not_change_vectors(items, plain, tmp_path):
@@ -129,11 +131,20 @@ def test_any_number_of_workers_gives_the_same_bytes(items, tmp_path):
     assert content(tmp_path/"0") == content(tmp_path/"1") == content(tmp_path/"2")
 
 
+def test_a_thread_gives_the_same_bytes(items, tmp_path, monkeypatch):
+    "As beside a GPU."
+    from cirkit.embed import engine
+    embed(Tiny(), items, "query", "composed", Store(tmp_path/"a"), shard=16)
+    monkeypatch.setattr(engine, "Workers", lambda preparer, side, count, thread, *more: Workers(preparer, side, count, True, *more))
+    embed(Tiny(), items, "query", "composed", Store(tmp_path/"b"), shard=16)
+    assert content(tmp_path/"a") == content(tmp_path/"b")
+
+
 def test_known_features_do_not_change_bytes(items, tmp_path):
     "The image-only vectors after the composed ones, and without them."
-    model = Tiny()
-    for m in ("composed", "image"): embed(model, items, "query", m, Store(tmp_path/"both"))
-    embed(Tiny(), items, "query", "image", Store(tmp_path/"one"))
+    model, images = Tiny(), [p for i in items for p in i.images]
+    for m in ("composed", "image"): embed(model, items, "query", m, Store(tmp_path/"both"), images)
+    embed(Tiny(), items, "query", "image", Store(tmp_path/"one"), images)
     both, one = content(tmp_path/"both"), content(tmp_path/"one")
     assert one and all(both[name] == data for name, data in one.items())
 
@@ -234,19 +245,19 @@ def test_other_errors_of_a_model_are_not_taken_for_a_full_memory(items):
 def test_each_picture_goes_through_the_vision_tower_once(items, tmp_path):
     model, store, digests = Tiny(), Store(tmp_path), Digests()
     single = [i for i in items if len(i.images) == 1]
-    gallery = [Item(f"g{i.id}", i.images) for i in single]
-    for m in ("composed", "image"): embed(model, single, "query", m, store, digests=digests)
-    embed(model, gallery, "target", "image", store, digests=digests)
+    gallery, images = [Item(f"g{i.id}", i.images) for i in single], [p for i in single for p in i.images]
+    for m in ("composed", "image"): embed(model, single, "query", m, store, images, digests)
+    embed(model, gallery, "target", "image", store, images, digests)
     checks = 3*(3 + 3 + 8)                                                 # the self-check of each call does not share
     assert model.seen <= len(single) + checks
     unshared = Tiny()
-    for m in ("composed", "image"): embed(unshared, single, "query", m, store=Store(tmp_path/"u"), digests=digests, options=Options(features=0))
+    for m in ("composed", "image"): embed(unshared, single, "query", m, Store(tmp_path/"u"), images, digests, options=Options(features=0))
     assert unshared.seen >= 2*len(single)
 
 
 def test_features_are_forgotten_when_the_model_changes(items, tmp_path):
     model = Tiny()
-    embed(model, items, "query", "composed", Store(tmp_path))
+    embed(model, items, "query", "composed", Store(tmp_path), items[0].images)
     assert model.features.known
     configure(model, dtype="bf16")
     assert model.features is None

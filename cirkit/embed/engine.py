@@ -110,7 +110,7 @@ class Options:
     budget: int = 0               # padded tokens of a batch; 0: the model's own
     window: int = WINDOW          # most items that are sorted by length together
     memory: int = 1 << 30         # bytes of prepared items that wait for the model
-    features: int = 1 << 30       # bytes of vision features kept for other encodings of the same images; 0: none
+    features: int = 1 << 30       # bytes of vision features kept where other calls need the same images; 0: none
     bar: bool = False             # show items/s, tokens/s, padding, time left
 
 # %% ../../nbs/embed/08e_engine.ipynb #cd50db2bd
@@ -134,16 +134,18 @@ class Stream:
 @contextmanager
 def computing(embedder: Embedder, items: Sequence[Item],   # as `present` gives them
               side: str, options: Options, meter: Meter,
-              cached: dict):                               # what `encode` takes besides: a tower's features
+              cached: dict,                                # what `encode` takes besides: a tower's features
+              shared: bool = False):                       # whether other calls need the same images
     "Two functions: one that is told all rows to come, and one that computes a shard of them."
     if not isinstance(embedder, BatchedEmbedder):
         def plain(rows): v = embedder.encode(items[rows], side, "composed", **cached); meter.add(len(v)); return v
         yield lambda missing: None, plain
         return
-    shared = options.features if embedder.vision_inputs else 0
-    if shared: embedder.features = embedder.features or Features(shared)
+    shared = shared and options.features and embedder.vision_inputs
+    if shared: embedder.features = embedder.features or Features(options.features)
     run = Runner(embedder, options.budget, embedder.features if shared else None, meter)
-    with Workers(embedder.preparer, side, options.workers, embedder.vision_inputs if shared else (), options.memory//2) as workers:
+    hashed, aside = embedder.vision_inputs if shared else (), embedder.device.type != "cpu"
+    with Workers(embedder.preparer, side, options.workers, aside, hashed, options.memory//2) as workers:
         stream = Stream(embedder, items, options, run, workers)
         yield stream.begin, stream.compute
 
@@ -166,10 +168,10 @@ class Job:
         if missing or plan is None: meta |= start_check(self.embedder, self.items, self.side, self.modality)
         if plan is not None: meta |= plan["meta"]
 
-    def do(self, how: Callable, store: Store, cached: dict, options: Options, **more):  # how: `fill` or `work`
+    def do(self, how: Callable, store: Store, cached: dict, options: Options, shared: bool, **more):  # how: `fill` or `work`
         meta, meter = {"model": self.embedder.fingerprint(), "side": self.side, "modality": self.modality}, Meter(len(self.ids), show=options.bar)
         try:
-            with computing(self.embedder, self.items, self.side, options, meter, cached) as (begin, compute):
+            with computing(self.embedder, self.items, self.side, options, meter, cached, shared) as (begin, compute):
                 def first(missing):
                     meter.skip(len(self.ids) - sum(rows.stop - rows.start for rows in missing))
                     self.check(store, meta, missing)
@@ -188,7 +190,7 @@ def embed(embedder: Embedder,
           side: str,                        # "query" or "target"
           modality: str,                    # "composed", "text" or "image"
           store: Store,                     # where vectors are kept
-          images: Sequence[Path] = (),      # images that other calls will need: a shared tower then does them in one pass
+          images: Sequence[Path] = (),      # images that other calls will need: a shared tower does them in one pass, vision features are kept
           digests: Digests | None = None,   # pass one object to all calls of a run
           progress: Callable[[int], None] | None = None,  # called with the number of finished rows after each shard
           shard: int = SHARD,               # rows of a shard
@@ -199,7 +201,7 @@ def embed(embedder: Embedder,
     if embedder.tower is not None and not store.is_closed(job.key):
         wanted = [*images, *(p for i in job.items for p in i.images)]
         cached = {"features": tower_features(embedder.tower, wanted, store, job.digests)}
-    return job.ids, job.do(fill, store, cached, options, shard=shard, progress=progress)
+    return job.ids, job.do(fill, store, cached, options, len(images) > 0, shard=shard, progress=progress)
 
 # %% ../../nbs/embed/08e_engine.ipynb #caafbbd13
 def parse_part(text: str) -> tuple[int, int]:   # "2/8" -> (1, 8)
@@ -210,10 +212,11 @@ def parse_part(text: str) -> tuple[int, int]:   # "2/8" -> (1, 8)
 
 def embed_part(embedder: Embedder, items: Sequence[Item], side: str, modality: str, store: Store,
                part: tuple[int, int],       # (i, n), i from 0
+               images: Sequence[Path] = (), # as for `embed`
                digests: Digests | None = None, progress=None, shard: int = SHARD, options: Options = Options(),
               ) -> str:                     # the key
     "Compute one share of the shards, without closing the key."
     job = Job(embedder, items, side, modality, digests)
     if not job.ids: raise CirkitError("nothing to embed: no items; check the benchmark's query and corpus files")
-    if _read(store, job.key, job.ids) is None: job.do(work, store, {}, options, shard=shard, progress=progress, part=part)
+    if _read(store, job.key, job.ids) is None: job.do(work, store, {}, options, len(images) > 0, shard=shard, progress=progress, part=part)
     return job.key

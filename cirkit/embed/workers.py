@@ -48,10 +48,11 @@ CHUNK = 8   # items sent at a time
 class Workers:
     "Prepares items, in other processes if asked; a context manager."
     def __init__(self, preparer: Preparer, side: str,
-                 count: int = 0,             # processes; 0: a thread of this one
+                 count: int = 0,             # processes; 0: this one
+                 thread: bool = False,       # with 0: in a thread, ahead of what is asked for
                  hashed: Sequence[str] = (), # inputs that the vision tower reads
                  memory: int = 512 << 20):   # bytes prepared ahead
-        self.preparer, self.side, self.count, self.hashed, self.memory, self.pool = preparer, side, count, hashed, memory, None
+        self.preparer, self.side, self.count, self.hashed, self.memory, self.thread, self.pool = preparer, side, count, hashed, memory, thread, None
         self.bytes = self.items = 0          # of what came back
 
     def __enter__(self): return self
@@ -61,9 +62,11 @@ class Workers:
 
     def ahead(self) -> int:
         "Chunks that may be on their way."
-        return max(2*self.count, min(int(self.memory*self.items/max(self.bytes, 1)/CHUNK), 1024//CHUNK))
+        return max(2*max(self.count, 1), min(int(self.memory*self.items/max(self.bytes, 1)/CHUNK), 1024//CHUNK))
 
-    def __call__(self, items: Sequence[Item]) -> Iterator[Prepared]: return stream(self, items)
+    def __call__(self, items: Sequence[Item]) -> Iterator[Prepared]:
+        if self.count or self.thread: return stream(self, items)
+        return (prepare(self.preparer, i, self.side, self.hashed) for i in items)
 
     def start(self):
         "The function that a chunk is given to, and somebody to do it."
