@@ -25,7 +25,7 @@ from PIL import Image
 
 from cirkit.embed import apis, catalogue
 from cirkit.embed.engine import embed
-from cirkit.embed.http import Budget, Client, HttpError, Pace, checked_base, wait_asked
+from cirkit.http import Budget, Client, HttpError, Pace, checked_base, wait_asked
 from cirkit.embed.protocol import Item
 from cirkit.errors import CirkitError
 from cirkit.fingerprint import digest

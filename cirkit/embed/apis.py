@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from .catalogue import REPLIES
-from .http import Budget, Client, HttpError
+from ..http import Budget, Client, HttpError
 from .prepared import check_fits
 from .protocol import ABSENT, CONVENTIONS, Embedder, Item
 from ..errors import CirkitError, unknown
