@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['ChatJob', 'ChatReply', 'Chat', 'Message', 'Turn', 'Completion']
 
-# %% ../../nbs/synth/11_chat.ipynb
+# %% ../../nbs/synth/11_chat.ipynb #ce48f9946
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from .interfaces import Picture
 
-# %% ../../nbs/synth/11_chat.ipynb
+# %% ../../nbs/synth/11_chat.ipynb #c3eb55a86
 @dataclass(frozen=True)
 class ChatJob:
     "One question about one item."
@@ -21,7 +21,7 @@ class ChatJob:
     fields: dict = field(default_factory=dict)  # place in the prompt -> text, list of texts or whole number
     seed: int = 0                     # this item's own seed
 
-# %% ../../nbs/synth/11_chat.ipynb
+# %% ../../nbs/synth/11_chat.ipynb #cc048f0e5
 @dataclass(frozen=True)
 class ChatReply:
     "What became of a question."
@@ -37,7 +37,7 @@ class Chat(Protocol):
     settings: dict  # all that can change an answer, storable as JSON: model, revision, prompts' versions, sampling
     def ask(self, jobs: list[ChatJob]) -> list[ChatReply]: ...  # one for each, in order
 
-# %% ../../nbs/synth/11_chat.ipynb
+# %% ../../nbs/synth/11_chat.ipynb #ce9a75811
 @dataclass(frozen=True)
 class Message:
     "What one side says."
@@ -58,6 +58,6 @@ class Turn:
 class Completion:
     "What a model said in one turn."
     text: str
-    end: str = "stop"     # 'stop', 'length' (cut off), 'refusal' (declined)
+    end: str = "stop"     # 'stop', 'length' (cut off), 'refusal' (declined), 'error' (none can be had; text says why)
     tokens_in: int = 0
     tokens_out: int = 0
