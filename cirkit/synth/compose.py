@@ -67,11 +67,12 @@ def composites(proposals: list[Proposal],        # a seed's instruction pool
                count: int,                       # images wanted
                compatible,                       # (Proposal, Proposal) -> bool
                rng: np.random.Generator,         # the seed's own
+               apart: bool = True,               # a and b of different categories, where there are such
               ) -> list[tuple[int, int, int, int]]:  # (a, b, c, d) per image, indices into `proposals`; (a, b) is shared
     "Up to `count` composites for one seed."
     pairs = matching(proposals, compatible)
     sub = [p.subcategory for p in proposals]
-    across = [p for p in sorted(pairs) if CATEGORY_OF[sub[p[0]]] != CATEGORY_OF[sub[p[1]]]]
+    across = [p for p in sorted(pairs) if CATEGORY_OF[sub[p[0]]] != CATEGORY_OF[sub[p[1]]]] if apart else []
     bases = across or sorted(pairs)
     best = []
     for k in rng.permutation(len(bases))[:BASES]:
