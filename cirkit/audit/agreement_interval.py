@@ -79,6 +79,8 @@ def agreement_interval(ratings,                 # (items, raters) labels; None o
     "An agreement coefficient and its interval over items."
     if statistic not in STATISTICS: raise unknown('statistic', statistic, STATISTICS)
     if kind not in ('bca', 'percentile'): raise unknown('interval', kind, ('bca', 'percentile'))
+    if not 0 < level < 1: raise CirkitError(f"level is {level}; give a fraction between 0 and 1, such as 0.95")
+    if np.ndim(ratings) != 2 or statistic == 'cohen' and np.shape(ratings)[1] != 2: raise CirkitError(f"ratings of shape {np.shape(ratings)}; give a row an item and a column a rater ('cohen': two)")
     make, whole = STATISTICS[statistic]
     value, items = float(whole(ratings)), len(ratings)
     if items < 3: raise CirkitError(f"{items} items; an interval over items needs 3 or more")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VECTORS', 'EXACT', 'KEYS', 'FEW', 'correlation_rows', 'rank_correlation', 'permutation_p', 'Pool', 'pool',
-           'one_per_backbone', 'values', 'resampled_values', 'Correlation', 'correlate', 'order_by_size']
+           'backbones', 'one_per_backbone', 'values', 'resampled_values', 'Correlation', 'correlate', 'order_by_size']
 
 # %% ../../nbs/audit/02_correlation.ipynb #c7d2a7057
 import itertools
@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
+from ..embed.catalogue import MODELS
 from ..errors import CirkitError, unknown
 from ..stats import percentile, resampled_means
 
@@ -95,15 +96,25 @@ class Pool:
 def pool(frame: pd.DataFrame,   # a row per query and model: qid, model, value; optional source and part
         ) -> Pool:
     "A pool from long per-query scores; every model must have every query."
-    frame = frame.assign(**{k: frame[k] if k in frame else '' for k in KEYS})
+    gone = [c for c in ('qid', 'model', 'value') if c not in frame]
+    if gone or frame.empty: raise CirkitError(f"scores have {f'no column {gone[0]!r}' if gone else 'no row'}; give a row a query and model with qid, model and value")
+    frame = frame.assign(**{k: frame[k].astype(str) if k in frame else '' for k in KEYS}, qid=frame.qid.astype(str))
+    twice = frame.duplicated(['part', 'qid', 'model']).to_numpy()
+    if twice.any(): raise CirkitError(f"model {frame.model.iloc[twice.argmax()]!r} has two scores for query {frame.qid.iloc[twice.argmax()]!r}; give each once")
     wide = frame.pivot(index=['part', 'qid'], columns='model', values='value')[[*dict.fromkeys(frame.model)]]
-    gone = np.argwhere(wide.isna().to_numpy())
+    gone = np.argwhere(~np.isfinite(wide.apply(pd.to_numeric, errors='coerce').to_numpy(float)))
     if len(gone): raise CirkitError(f"model {wide.columns[gone[0][1]]!r} has no score for query {wide.index[gone[0][0]][1]!r}; score every model on every query")
     source = frame.drop_duplicates(['part', 'qid']).set_index(['part', 'qid']).source.reindex(wide.index)
     alone = wide.index.map('/'.join)
     return Pool(wide, np.where(source == '', alone, source), wide.index.get_level_values('part').to_numpy())
 
-def one_per_backbone(some: Pool, backbone: Mapping[str, str],  # model -> backbone
+def backbones(models: Iterable[str]) -> dict[str, str]:  # model -> the model whose encoder it uses, by the catalogue; itself if it has its own
+    "What each model stands on."
+    known = {m: MODELS.get(m.partition('@')[0]) for m in models}
+    shares = lambda e: e and e.base and MODELS[e.base].architecture == e.architecture   # not those that borrow a tokenizer only
+    return {m: e.base if shares(e) else m for m, e in known.items()}
+
+def one_per_backbone(some: Pool, backbone: Mapping[str, str],  # model -> backbone, as from `backbones`
                     ) -> Pool:
     "Models that share a backbone become one, their mean."
     names = [backbone.get(m, m) for m in some.models]
@@ -159,6 +170,24 @@ def _one(x: _Side, y: _Side, kind, level) -> Correlation:
     return Correlation(value, low, high, p, len(x.values), bad)
 
 # %% ../../nbs/audit/02_correlation.ipynb #c8d4619d9
+def _one_pool(cells, others):
+    "The models, the same on every side."
+    if not cells or not others: raise CirkitError("nothing to correlate: give one cell and one other benchmark or more")
+    names = next(iter(cells.values())).models
+    for name, some in (*cells.items(), *others.items()):
+        if some.models != names: raise CirkitError(f"{name}: scored for {', '.join(some.models)}, not for {', '.join(names)}; use one pool of models in one order")
+        if not len(some.scores): raise CirkitError(f"{name}: no queries; leave it out")
+    if len(names) < 2: raise CirkitError(f"{names[0]} alone has no order; a correlation needs two models, and says little below {FEW}")
+    return names
+
+def _check_choices(kinds, treatments, n):
+    for kind in kinds:
+        if kind not in VECTORS: raise unknown('coefficient', kind, VECTORS)
+    for how in treatments:
+        if how not in ('resampled', 'fixed'): raise unknown('treatment', how, ('resampled', 'fixed'))
+    if n < 1: raise CirkitError(f"{n} resamples give no interval; ask for 1 or more, 10,000 for a figure")
+
+# %% ../../nbs/audit/02_correlation.ipynb #ca6d95364
 def correlate(cells: Mapping[str, Pool],   # name -> pool, such as EDIR's subcategories
               others: Mapping[str, Pool],  # name -> pool, such as other benchmarks
               kinds: Iterable[str]=('spearman', 'kendall'),
@@ -168,9 +197,8 @@ def correlate(cells: Mapping[str, Pool],   # name -> pool, such as EDIR's subcat
               permute: bool=True,          # p values as well
              ) -> pd.DataFrame:            # cell, benchmark, kind, value, low, high, p, models, degenerate
     "Correlate every cell with every benchmark."
-    names, kinds = next(iter(cells.values())).models, tuple(kinds)
-    for name, some in (*cells.items(), *others.items()):
-        if some.models != names: raise CirkitError(f"{name}: scored for {', '.join(some.models)}, not for {', '.join(names)}; use one pool of models in one order")
+    names, kinds = _one_pool(cells, others), (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    _check_choices(kinds, (models, queries), n)
     seeds, m = iter(np.random.SeedSequence(seed).spawn(len(cells) + len(others) + 1)), len(names)
     take = np.broadcast_to(np.arange(m), (n, m)) if models == 'fixed' else np.random.default_rng(next(seeds)).integers(0, m, (n, m))
     how = lambda order: (take, order, kinds, queries == 'fixed')
@@ -181,7 +209,7 @@ def correlate(cells: Mapping[str, Pool],   # name -> pool, such as EDIR's subcat
         rows += [(cell, name, kind, *vars(_one(x, y, kind, level)).values()) for name, y in ys.items() for kind in kinds]
     return pd.DataFrame(rows, columns=['cell', 'benchmark', 'kind', *Correlation.__dataclass_fields__])
 
-# %% ../../nbs/audit/02_correlation.ipynb #c918647dd
+# %% ../../nbs/audit/02_correlation.ipynb #ce04d39bc
 def order_by_size(some: Pool, sizes: Iterable[int],  # sources
                   n: int=500, seed: int=0,
                  ) -> pd.DataFrame:  # sources, queries, tau, low, high, same, first

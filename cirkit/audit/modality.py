@@ -11,7 +11,7 @@ import pandas as pd
 
 from .correlation import Pool, pool, resampled_values, values
 from ..errors import CirkitError
-from ..stats import percentile
+from ..stats import clopper_pearson, percentile
 
 # %% ../../nbs/audit/03_modality.ipynb #c94f3fd6d
 MODALITIES = ('composed', 'text', 'image')
@@ -33,27 +33,42 @@ def pools(frame: pd.DataFrame,   # a row per query, model and modality: qid, mod
 def _with_average(rows):  # (..., m) -> (..., m + 1)
     return np.concatenate([rows, rows.mean(-1, keepdims=True)], -1)
 
+def _worth(some: Pool) -> float:
+    "How many equal sources the sources are worth, by their share in the score."
+    part, source = pd.Series(some.part), pd.Series(some.source)
+    share = 1 / part.map(part.value_counts()) / part.nunique()
+    return 1 / (share.groupby(source.to_numpy()).sum()**2).sum()
+
+def _ends(value, told, draws, least, sources, worth, level):
+    "Percentile intervals; where no query differs (told: (q, m + 1)), what so many sources can have hidden, from `least` to 1."
+    low, high = percentile(draws, sources, level)
+    still = (told == told[:1]).all(0) & ~np.isnan(low)
+    reach = clopper_pearson(0, max(1, worth), level)[1] * (1 + np.abs(value) * (least < 0))
+    return np.where(still, np.maximum(value - reach, least), low), np.where(still, np.minimum(value + reach, 1), high)
+
 def bars(found: dict[str, Pool],      # from `pools`
          n: int=2000, seed: int=0, level: float=0.95,
         ) -> pd.DataFrame:            # model ('average' last), kind (a modality or a gap), value, low, high, n
     "Scores by modality and their paired gaps, for every model and on average."
     full = {m: _with_average(values(p)) for m, p in found.items()}
     drawn = {m: _with_average(resampled_values(p, n, seed)) for m, p in found.items()}   # one seed: the same sources in all three
-    names, sources = [*found['composed'].models, 'average'], len({*found['composed'].source})
+    each = {m: _with_average(p.scores.to_numpy(float)) for m, p in found.items()}
+    names, sources, worth = [*found['composed'].models, 'average'], len({*found['composed'].source}), _worth(found['composed'])
     better = np.where(full['text'] >= full['image'], 'text', 'image')
-    sides = [(kind, full[kind], drawn[kind]) for kind in MODALITIES]
+    sides = [(kind, full[kind], each[kind], drawn[kind]) for kind in MODALITIES]
     for kind, (a, b) in GAPS.items():
         other = [better[j] if b is None else b for j in range(len(names))]
         pick = lambda of: np.stack([of[o][..., j] for j, o in enumerate(other)], -1)
-        sides.append((kind, full[a] - pick(full), drawn[a] - pick(drawn)))
-    rows = [(model, kind, v, *ends) for kind, value, draws in sides for model, v, *ends in zip(names, value, *percentile(draws, sources, level))]
+        sides.append((kind, *(of[a] - pick(of) for of in (full, each, drawn))))
+    rows = [(model, kind, v, *ends) for kind, value, told, draws in sides for model, v, *ends in zip(names, value, *_ends(value, told, draws, -(kind in GAPS), sources, worth, level))]
     return pd.DataFrame(rows, columns=['model', 'kind', 'value', 'low', 'high']).assign(n=len(found['composed'].scores))
 
-# %% ../../nbs/audit/03_modality.ipynb #ca8f8558a
+# %% ../../nbs/audit/03_modality.ipynb #c4f335b80
 def bars_by(found: dict[str, Pool], groups: pd.Series,  # qid -> group
             n: int=2000, seed: int=0, level: float=0.95,
            ) -> pd.DataFrame:  # group, then as `bars`
     "The same for each group of queries."
+    if groups.index.duplicated().any(): raise CirkitError(f"query {groups.index[groups.index.duplicated()][0]!r} has two groups; give one for every query")
     at = groups.reindex(found['composed'].scores.index.get_level_values('qid'))
     if at.isna().any(): raise CirkitError(f"query {at.index[at.isna().argmax()]!r} has no group; give one for every query")
     parts = [bars({m: p.only((at == g).to_numpy()) for m, p in found.items()}, n, seed, level).assign(group=g) for g in dict.fromkeys(groups) if (at == g).any()]
