@@ -46,7 +46,8 @@ def atomic(path,             # the file to make; its folder is made too
            sync: bool=True,  # wait for the disk; False for many small files that can be made again
           ):                 # yields the temporary path to write to
     "Write a file that appears whole or not at all."
-    path = Path(path)
+    given, path = path, Path(path)
+    if not path.name or '\0' in path.name: raise CirkitError(f"{str(given)!r}: names no file; give the path of a file")
     temp = _temp_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,9 +55,9 @@ def atomic(path,             # the file to make; its folder is made too
         if sync: _sync(temp)
         os.replace(temp, path)
         if sync: _sync(path.parent)
-    except OSError as e: raise CirkitError(f"{path}: cannot be written ({e}); check the folder and the space left") from e
+    except (OSError, UnicodeEncodeError) as e: raise CirkitError(f"{path}: cannot be written ({e}); check the folder and the space left") from e
     finally:
-        with suppress(OSError): temp.unlink()
+        with suppress(OSError, ValueError): temp.unlink()
 
 # %% ../nbs/core/04_io.ipynb #c51c7236a
 def _alive(pid: int) -> bool:

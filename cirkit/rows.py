@@ -114,7 +114,7 @@ class Candidate:
         return {'id': self.id, 'image': self.image, 'modality': self.modality, **source, **self.extra}
 
 # %% ../nbs/core/06_rows.ipynb #ceec6542c
-CAPTION_POLICIES = ('single', 'join', 'join-swapped', 'each')
+CAPTION_POLICIES = ('single', 'join', 'join-swapped', 'each', 'lines')
 
 @dataclass(frozen=True)
 class Protocol:

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['SIDES', 'MODALITIES', 'ABSENT', 'CONVENTIONS', 'TEXT_MEMORY', 'Item', 'view', 'black', 'black_like', 'present',
-           'Tower', 'Embedder', 'checked', 'source_of', 'CallableEmbedder', 'from_callable', 'self_check']
+           'Tower', 'Embedder', 'numbers', 'checked', 'source_of', 'takes_texts', 'ask', 'CallableEmbedder',
+           'from_callable', 'self_check']
 
 # %% ../../nbs/embed/01_protocol.ipynb #c08745292
 import functools
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..errors import CirkitError, unknown
+from ..errors import CirkitError, one_line, unknown
 from ..io import encode_image, read_image, write_image
 
 # %% ../../nbs/embed/01_protocol.ipynb #c8f98ce17
@@ -129,13 +130,21 @@ class Embedder:
         return checked(self._encode(items, side, **cached), [i.id for i in items], self.id, self.dim)
 
 # %% ../../nbs/embed/01_protocol.ipynb #cb510a5f1
+def numbers(vectors, model: str) -> np.ndarray:  # float32, of any shape
+    "What a model gave as an array; text, None, rows of unlike length and complex numbers are refused."
+    try: v = np.asarray(vectors)
+    except (TypeError, ValueError, RuntimeError) as e:   # rows of unlike length; a tensor on a GPU, with a gradient, or in bfloat16
+        raise CirkitError(f"model {model!r} gave a {type(vectors).__name__} that is no array ({one_line(e)}); give (n, dim) real numbers in the computer's memory") from None
+    if v.dtype.kind not in "fiu": raise CirkitError(f"model {model!r} gave values of type {v.dtype}, not real numbers; give a float32 array")
+    with np.errstate(over="ignore"): return v.astype(np.float32)   # what overflows is told below
+
 def checked(vectors,               # (n, d) raw vectors of a model
             ids: Sequence[str],    # n ids, for the message
             model: str,            # model id, for the message
             dim: int,              # d that the model promises
            ) -> np.ndarray:        # (n, d) float32, unit rows
     "Unit rows, or an error that names the first bad item."
-    v = np.asarray(vectors, dtype=np.float32)
+    v = numbers(vectors, model)
     if v.shape != (len(ids), dim):
         raise CirkitError(f"model {model!r} gave vectors of shape {v.shape} for {len(ids)} items of dim {dim}; one row per item is needed")
     norms = np.linalg.norm(v.astype(np.float64), axis=1)
@@ -151,6 +160,21 @@ def source_of(fn: Callable) -> str:  # '' where Python does not know it
     except (OSError, TypeError): return ""
 
 # %% ../../nbs/embed/01_protocol.ipynb #cbc2e11ac
+def takes_texts(fn: Callable) -> bool:
+    "Whether a function has a parameter `texts`."
+    try: return "texts" in inspect.signature(fn).parameters
+    except (TypeError, ValueError): return False     # a built-in that does not say
+
+def ask(model: str, fn: Callable, items: Sequence[Item], *given, **named):
+    "What a user's function gives; what it raises is told with the items."
+    try: return fn(*given, **named)
+    except CirkitError: raise
+    except Exception as e:
+        some = repr(items[0].id) + (f" to {items[-1].id!r} ({len(items)} items)" if len(items) > 1 else "")
+        told = one_line(" ".join(f"{type(e).__name__}: {e}".split()))
+        raise CirkitError(f"model {model!r}: its function {getattr(fn, '__name__', type(fn).__name__)} failed on {some}: {told}; mend the function") from e
+
+# %% ../../nbs/embed/01_protocol.ipynb #cb46418a5
 @dataclass
 class CallableEmbedder(Embedder):
     "An embedder made of two functions."
@@ -166,21 +190,29 @@ class CallableEmbedder(Embedder):
                 "code": [source_of(self.query_fn), source_of(self.target_fn)]}
 
     def _encode(self, items, side):
-        images = [list(i.images) for i in items]
-        return self.query_fn(images, [i.text for i in items]) if side == "query" else self.target_fn(images)
+        images, texts = [list(i.images) for i in items], [i.text for i in items]
+        if side == "query": return ask(self.id, self.query_fn, items, images, texts)
+        if takes_texts(self.target_fn): return ask(self.id, self.target_fn, items, images, texts=texts)
+        told = next((i for i in items if i.text), None)
+        if told: raise CirkitError(f"model {self.id!r}: target {told.id!r} has a text, and target_fn takes images alone; give it a parameter `texts`, or leave the text out")
+        return ask(self.id, self.target_fn, items, images)
 
-# %% ../../nbs/embed/01_protocol.ipynb #cb46418a5
+# %% ../../nbs/embed/01_protocol.ipynb #cf829ce32
 def from_callable(name: str,             # the model's id in tables and cache keys
                   query_fn: Callable,    # (list of lists of paths, list of texts) -> (n, dim) array
-                  target_fn: Callable,   # (list of lists of paths) -> (n, dim) array
+                  target_fn: Callable,   # (list of lists of paths) -> (n, dim) array; with a parameter `texts` it gets these too
                   dim: int,              # length of a vector
                   family: str = "non-MLLM",
                   version: str = "1",    # change it when something that the functions call changes; their own text is in the key
                  ) -> CallableEmbedder:  # ready for `engine.embed`
     "A user's own functions as an embedder."
-    return CallableEmbedder(name, query_fn, target_fn, dim, family, version)
+    if not isinstance(name, str) or not name.strip(): raise CirkitError(f"model {name!r}: a model needs a name; give a text that is not empty")
+    for what, fn in (("query_fn", query_fn), ("target_fn", target_fn)):
+        if not callable(fn): raise CirkitError(f"model {name!r}: {what} is {fn!r}, not a function; give one")
+    if not isinstance(dim, int | np.integer) or isinstance(dim, bool) or dim < 1: raise CirkitError(f"model {name!r}: dim is {dim!r}; give the length of a vector, such as 512")
+    return CallableEmbedder(name, query_fn, target_fn, int(dim), family, version)
 
-# %% ../../nbs/embed/01_protocol.ipynb #cd570e261
+# %% ../../nbs/embed/01_protocol.ipynb #c9b29bfc7
 def self_check(embedder: Embedder,
                items: Sequence[Item],       # a few, of different text lengths
                side: str, modality: str,
