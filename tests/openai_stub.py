@@ -12,6 +12,10 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
+
+from cirkit.synth.chat import ChatJob
+from cirkit.synth.interfaces import Picture
 from cirkit.taxonomy import SIMPLE
 
 
@@ -107,6 +111,10 @@ def trickle(handler, body):
     handler.send_header("Content-Length", "1000")
     handler.end_headers()
     for _ in range(20): handler.wfile.write(b" "); time.sleep(.05)
+
+
+def picture(n, side=16): return Picture(f"s{n}", f"s{n}", np.random.default_rng(n).integers(0, 256, (side, side, 3), np.uint8))
+def fit(n): return ChatJob(f"s{n}", "seed_fitness", (picture(n),), seed=n)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """The served backend against a server on this machine: faults of every kind, nothing asked twice, nothing spent beyond the cap."""
 import json
-import math
 import os
 import pickle
 import signal
@@ -11,20 +10,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai_stub import Stub, answer, completion, fitting, replies, reset, says, trickle, words
+from openai_stub import Stub, answer, completion, fit, fitting, picture, replies, reset, says, trickle, words
 
 from cirkit.errors import CirkitError
 from cirkit.synth import answers, prompts
 from cirkit.synth.answers import Conversation, converse, parse
 from cirkit.synth.chat import ChatJob, Completion
-from cirkit.synth.interfaces import Picture
 from cirkit.synth.openai import STRIKES, Served, Server, body, data_url, formats
 from cirkit.synth.replies import Replies
-from cirkit.taxonomy import SIMPLE, SUBCATEGORIES
+from cirkit.taxonomy import SIMPLE
 
 KEY = "k-7f3a9c-never-shown"
 
@@ -54,8 +51,6 @@ def make(stub, tmp_path):
     return make
 
 
-def picture(n, side=16): return Picture(f"s{n}", f"s{n}", np.random.default_rng(n).integers(0, 256, (side, side, 3), np.uint8))
-def fit(n): return ChatJob(f"s{n}", "seed_fitness", (picture(n),), seed=n)
 def rewrite(n, text="Paint the door red."): return ChatJob(f"q{n}", "rewrite_direct", fields={"changes": [text], "manner": "a wish"}, seed=n)
 
 def fails(chat, jobs, *parts):
@@ -399,12 +394,14 @@ def test_many_writers(tmp_path):
 KILLED = """
 import sys
 sys.path.insert(0, sys.argv[3])
-import test_openai as t
-t.Served(t.Server("stub", sys.argv[1], concurrency=3), sys.argv[2]).ask([t.fit(n) for n in range(40)])
+from openai_stub import fit
+from cirkit.synth.openai import Served, Server
+assert "torch" not in sys.modules
+Served(Server("stub", sys.argv[1], concurrency=3), sys.argv[2]).ask([fit(n) for n in range(40)])
 """
 
-@pytest.mark.parametrize("at", [1, 17])
-def test_a_killed_run_goes_on(make, stub, tmp_path, at):
+def test_a_killed_run_goes_on(make, stub, tmp_path):
+    at = int.from_bytes(os.urandom(2), "big") % 36
     plain = make("other").ask([fit(n) for n in range(40)])
     stub.seen.clear()
     ready, child = threading.Event(), []
@@ -419,17 +416,17 @@ def test_a_killed_run_goes_on(make, stub, tmp_path, at):
     assert child[0].wait(60) == -signal.SIGKILL
     sent, chat = len(stub.seen), make()
     assert chat.ask([fit(n) for n in range(40)]) == plain
-    assert at <= sent and len(stub.seen) - len(set(stub.asked)) <= 3            # only what was under way is asked again
+    assert at < sent and len(stub.seen) - len(set(stub.asked)) <= 3, at         # only what was under way is asked again
 
 
 # cost
 
 def test_the_cap_holds_over_runs(make, stub):
-    poor = make(cap_tokens=3000, concurrency=1)
-    fails(poor, [fit(n) for n in range(40)], "of 3,000 tokens of stub are spent")
+    poor = make(cap_tokens=6000, concurrency=1)
+    fails(poor, [fit(n) for n in range(40)], "of 6,000 tokens of stub are spent")
     spent = poor.replies.tokens_in + poor.replies.tokens_out
-    assert 1000 < spent <= 3000
-    fails(make(cap_tokens=3000, concurrency=1), [fit(n) for n in range(40)], f"{spent:,} of 3,000 tokens of stub are spent")
+    assert 1000 < spent <= 6000
+    fails(make(cap_tokens=6000, concurrency=1), [fit(n) for n in range(40)], f"{spent:,} of 6,000 tokens of stub are spent")
     assert make(cap_tokens=1).ask([fit(0)])[0].answer                            # kept: costs nothing
     assert all(r.answer for r in make().ask([fit(n) for n in range(40)]))
 
@@ -479,8 +476,3 @@ def test_batches_and_singles_agree(stub, make):
     stub.rule = lambda b: says("hm") if not b["seed"] % 3 and len(b["messages"]) <= 4 else None
     jobs = [fit(n) for n in range(9)]
     assert [r.answer for r in converse(jobs, complete)] == [r.answer for r in make().ask(jobs)]
-
-
-def test_importing_needs_no_torch():
-    code = "import sys, cirkit.synth.openai, cirkit.synth.mllm; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,164 @@
+"""The whole pipeline over a served model: killed, resumed, from kept replies; and one file that chooses the parts."""
+import hashlib
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from openai_stub import Stub, says
+
+from cirkit.check import check_folder
+from cirkit.errors import CirkitError
+from cirkit.io import read_jsonl
+from cirkit.paths import data_dir
+from cirkit.profiles import profile
+from cirkit.synth import backends, funnel
+from cirkit.synth.backends import load
+from cirkit.synth.interfaces import Picture
+from cirkit.synth.pipeline import build, guard
+from cirkit.synth.stages import STAGES, Plan, do_block
+
+TINY = replace(profile("smoke"), seeds=20, per_simple=1, complex=1, set_images=16, distractors=6, size=32)
+KINDS = ("color", "time", "addition")
+
+
+class Painter:
+    "Paints a stripe for each change: an editor that reads words, as a diffusion model does."
+    settings = {"painter": 1}
+    def edit(self, jobs): return [self._edit(j) for j in jobs]
+    def _edit(self, job):
+        pixels = job.reference.image.copy()
+        for n, p in enumerate(job.proposals):
+            paint = hashlib.sha256(p.instruction.encode()).digest()
+            pixels[8*n:8*n + 6, paint[0] % 8:] = list(paint[1:4])
+        return Picture(job.id, job.reference.source, pixels)
+
+
+CONFIG = """
+name = "served"
+licence = "CC0-1.0"
+[models.eye]
+kind = "openai"
+base = "{base}"
+model = "eye-32b"
+concurrency = {concurrency}
+[models.pen]
+kind = "openai"
+base = "{base}"
+model = "pen-32b"
+concurrency = {concurrency}
+[seeds]
+kind = "world"
+[filter]
+kind = "mllm"
+model = "eye"
+[proposer]
+kind = "mllm"
+model = "eye"
+[editor]
+kind = "test_backends:Painter"
+[rewriter]
+kind = "mllm"
+model = "pen"
+[verifier]
+kind = "mllm"
+model = "eye"
+"""
+
+@pytest.fixture
+def stub(monkeypatch):
+    monkeypatch.setattr("cirkit.synth.stages.BLOCK", 8)
+    s = Stub()
+    yield s
+    s.close()
+
+
+def backend(stub, folder, concurrency=8, **more):
+    "The backend of a file, for a few subcategories."
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder)/"backends.toml"
+    path.write_text(CONFIG.format(base=stub.base, concurrency=concurrency))
+    return replace(load(path, Path(folder)/"run"), subcategories=KINDS, **more)
+
+def made(stub, folder, **options): return build(Path(folder)/"run", TINY, backend(stub, folder, **options), workers=1, progress=False)
+
+def contents(folder): return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted((Path(folder)/"run").rglob("*")) if p.is_file() and "replies" not in p.parts}
+
+
+def test_a_benchmark_from_a_served_model(stub, tmp_path):
+    # one in nine answers is no good, and one item gets none at all
+    stub.rule = lambda b: says("Certainly!") if len(b["messages"]) == 2 and b["seed"] % 9 == 0 else says("I'm sorry, I can't.") if b["seed"] % 97 == 5 else None
+    bench = made(stub, tmp_path/"a")
+    assert len(bench.queries) == 4 and not check_folder(tmp_path/"a"/"run"/"benchmark")
+    assert len(stub.asked) == len(set(stub.asked)) and stub.most <= 8
+    counts = funnel.counts(tmp_path/"a"/"run")
+    asides = [r for part in (tmp_path/"a"/"run"/"synth").rglob("part-*.jsonl") for r in read_jsonl(part) if "aside" in r]
+    assert counts["queries"] == 4 and asides and {r["aside"] for r in asides} == {"refusal"} and all(r["raw"] == "I'm sorry, I can't." for r in asides)
+    before = len(stub.seen)
+    shutil.copytree(tmp_path/"a"/"run"/"replies", tmp_path/"b"/"run"/"replies")
+    made(stub, tmp_path/"b")                                   # everything anew, from what was kept
+    assert len(stub.seen) == before and contents(tmp_path/"a") == contents(tmp_path/"b")
+    assert len(backends.spent(backend(stub, tmp_path/"b"))) == 2
+
+
+def test_killed_at_random_points_and_resumed_the_bytes_are_the_same(stub, tmp_path):
+    made(stub, tmp_path/"whole")
+    total = len(stub.seen)
+    rng, kills = random.Random(seed := int.from_bytes(os.urandom(4), "big")), 4
+    stub.seen.clear()
+    for at in sorted(rng.sample(range(total), kills)):
+        child = multiprocessing.get_context("fork").Process(target=made, args=(stub, tmp_path/"killed"), kwargs={"concurrency": 3})
+        child.start()
+        while len(stub.seen) < at and child.is_alive(): child.join(.002)
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+    made(stub, tmp_path/"killed")
+    assert contents(tmp_path/"killed") == contents(tmp_path/"whole"), seed
+    assert len(stub.asked) - len(set(stub.asked)) <= 3*kills, seed            # only what was under way is asked again
+
+
+def test_blocks_side_by_side_give_the_same_bytes(stub, tmp_path):
+    one, many = (Plan(tmp_path/n/"run"/"synth", TINY, backend(stub, tmp_path/n)) for n in ("one", "many"))
+    for plan, threads in ((one, 1), (many, 3)):
+        guard(plan)
+        with ThreadPoolExecutor(threads) as pool:
+            for stage in ("seeds", "propose", "compose", "edit", "check1"): list(pool.map(lambda b: do_block(plan, stage, b), plan.blocks))
+    assert contents(tmp_path/"one") == contents(tmp_path/"many") and stub.most <= 8
+
+
+def test_another_wording_is_another_run(stub, tmp_path):
+    made(stub, tmp_path)
+    b = backend(stub, tmp_path)
+    b.settings["verifier"]["prompts"]["edit_check"] = "2 other"
+    with pytest.raises(CirkitError, match="this folder was begun with verifier="): build(tmp_path/"run", TINY, b, workers=1, progress=False)
+
+
+# the file
+
+@pytest.mark.parametrize("path", sorted((data_dir()/"backends").glob("*.toml")), ids=lambda p: p.name)
+def test_shipped_files_are_read(path):
+    table = backends.read(path)
+    backends.check_mix(path, {s: backends._kind(path, table, s) for s in backends.KINDS})
+
+
+@pytest.mark.parametrize("old, new, line", [
+    ('kind = "world"', 'kind = "photographs"\nfolder = "nowhere"', r"nowhere: no such folder"), ('[editor]\nkind = "test_backends:Painter"', '[editor]\nkind = "world"', "editor 'world' cannot read what proposer 'mllm' makes"),
+    ('"test_backends:Painter"', '"test_backends:Nobody"', r"\[editor\]: 'test_backends:Nobody' cannot be loaded"), ('model = "pen"\n', 'model = "pencil"\n', r"\[rewriter\]: unknown model 'pencil'; did you mean pen\?"),
+    ('[rewriter]', '[rewritter]', "unknown entry 'rewritter'; did you mean rewriter"), ('model = "eye-32b"', 'modell = "eye-32b"', r"\[models.eye\]: unknown option 'modell'; did you mean model"),
+    ('concurrency = 8', 'concurrency = "many"', r"\[models.eye\]: concurrency is 'many'; it must be a int"), ('concurrency = 8', 'concurrency = true', r"\[models.eye\]: concurrency is True"),
+    ('name = "served"', 'name = 3', "name is 3; it must be a str"), ('[seeds]', '[seeds', "is not TOML"), ('[filter]\nkind = "mllm"', '[filter]\nkind = "mlm"', "unknown kind of filter 'mlm'; did you mean mllm"),
+    ('model = "pen"\n[verifier]', 'model = "pen"\nspeed = 3\n[verifier]', r"\[rewriter\]: has \['model', 'speed'\]; exactly model"), ('kind = "openai"', 'kind = "openia"', "unknown kind of model 'openia'; did you mean openai")])
+def test_mistakes_in_the_file_are_one_line(tmp_path, old, new, line):
+    text = CONFIG.format(base="http://127.0.0.1:9/v1", concurrency=8)
+    assert old in text
+    path = tmp_path/"b.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(CirkitError, match=line) as e: load(path, tmp_path/"run")
+    assert "\n" not in str(e.value) and "b.toml" in str(e.value) or "nowhere" in str(e.value)
