@@ -9,6 +9,7 @@ __all__ = ['SCHEMA', 'check_vectors', 'duplicate_share', 'reference_ids', 'rank_
 # %% ../nbs/core/14_ranktable.ipynb #c492c2ace
 import hashlib, json, posixpath
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from .errors import CirkitError
 from .exact import row_norms
+from .fingerprint import file_digest
 from .gallery import as_array
 from .io import atomic
 from .rank import rank
@@ -26,7 +28,7 @@ def check_vectors(x,            # (n, d) vectors
                   side: str,    # 'query' or 'gallery'
                   model: str,   # the model's name, for the message
                   ids,          # (n,) ids of the rows
-                  inputs: int = 2,  # distinct inputs behind the rows: one input may well give one vector
+                  differ: Callable[[], bool] = lambda: True,  # whether the rows' inputs do, asked when all rows are the same
                  ) -> None:
     "Refuse vectors that carry no ranking."
     x, n = as_array(x), len(ids)
@@ -36,7 +38,7 @@ def check_vectors(x,            # (n, d) vectors
     for bad, what, remedy in [(~np.isfinite(norms), "are not finite", "use a wider dtype or look at that input"),
                               (norms == 0, "are zero", "look whether that input could be read")]:
         if bad.any(): raise CirkitError(f"{model}: {bad.sum()} of {n} {side} vectors {what}, first {ids[bad.argmax()]!r}; {remedy}, then embed again")
-    if n > 1 and inputs > 1 and _constant(x, norms[0]):
+    if n > 1 and _constant(x, norms[0]) and differ():
         raise CirkitError(f"{model}: all {n} {side} vectors are the same, first {ids[0]!r}; the model ignores its input: "
                           "check pooling, padding side and weights")
 
@@ -77,8 +79,14 @@ def _indices(labels, bench, place, kind):
         if gone: raise CirkitError(f"{bench.name}: {kind} {gone[0]!r} of query {q.id!r} is not in the gallery of {len(place)}; complete the gallery first")
     return [[place[i] for i in labels.get(q.id, ())] for q in bench.queries]
 
-def _distinct_inputs(queries, modality):
-    return len({(q.images if modality != "text" else (), q.text if modality != "image" else "") for q in queries})
+def _differ(bench, rows, modality="image") -> bool:  # rows: images and text of each
+    "Whether rows show a model different things: other image files by content, other words."
+    def content(image):
+        path = bench.path(image) if bench.folder else None
+        return file_digest(path) if path and path.is_file() else image
+    shown = ((tuple(map(content, images)) if modality != "text" else (), text.lower().split() if modality != "image" else "") for images, text in rows)
+    first = next(shown)
+    return any(row != first for row in shown)
 
 # %% ../nbs/core/14_ranktable.ipynb #c9c8d7cae
 def rank_benchmark(bench: Benchmark,
@@ -94,8 +102,8 @@ def rank_benchmark(bench: Benchmark,
                   ) -> pd.DataFrame:   # a RankTable, a row per query
     "Rank a benchmark's gallery for each of its queries."
     qids, cids = [q.id for q in bench.queries], [c.id for c in bench.gallery]
-    check_vectors(qvecs, "query", model, qids, _distinct_inputs(bench.queries, modality))
-    check_vectors(gvecs, "gallery", model, cids, len({c.image for c in bench.gallery}))
+    check_vectors(qvecs, "query", model, qids, lambda: _differ(bench, ((q.images, q.text) for q in bench.queries), modality))
+    check_vectors(gvecs, "gallery", model, cids, lambda: _differ(bench, (((c.image,), "") for c in bench.gallery)))
     place = _places(bench)
     by_id = np.empty(len(cids), np.int64)
     by_id[sorted(range(len(cids)), key=cids.__getitem__)] = np.arange(len(cids))
@@ -149,7 +157,7 @@ def check_ranks(table: pd.DataFrame,
                ) -> pd.DataFrame:           # the same table
     "Refuse a table whose counts cannot be true."
     gone = [c for c in SCHEMA.names if c not in table.columns]
-    if gone: raise CirkitError(f"{where}: column {gone[0]!r} is missing; a rank table has {', '.join(SCHEMA.names)}")
+    if gone: raise CirkitError(f"{where}: column {gone[0]!r} is missing; a rank table has {', '.join(SCHEMA.names)}: rank again")
     null = [c for c in SCHEMA.names if table[c].isna().any()]
     if null: raise CirkitError(f"{where}: column {null[0]!r} has a null in row {table[null[0]].isna().to_numpy().argmax()}; give a value ('' where a text says nothing) or rank again")
     twice = table.duplicated(["benchmark", "protocol", "model", "modality", "qid"]).to_numpy()

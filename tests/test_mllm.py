@@ -29,6 +29,7 @@ MODELS = {   # architecture -> the options that a published model of it has
     "qwen2_5_omni_thinker": dict(template="e5-omni", pooling="last position", **BUDGET),
     "llava_next": dict(template="bge-vl-mllm", pooling="last position", resize=(48, 48), query_instruction="Find it."),
     "llava_next_llama3": dict(template="e5-v", pooling="last position"),
+    "llava_onevision": dict(template="unime-v2-llava-ov", pooling="last position", query_instruction="Find it."),
     "mllama": dict(template="mme5"),
     "mm_embed": dict(template="mm-embed", pooling="mean without the instruction", query_instruction="Find it."),
 }
@@ -75,9 +76,17 @@ def test_a_batch_may_hold_anything(folders, items, architecture, padding):
 def processor(architecture, folder):
     "The library's processor; those for Qwen want torchvision for their videos, so they are made without that part."
     tok, pixels = transformers.AutoTokenizer.from_pretrained(folder), transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-    if architecture.startswith("llava"):
+    if architecture.startswith("llava_next"):
         return transformers.LlavaNextProcessor(pixels, tok, patch_size=4, vision_feature_select_strategy="default", num_additional_image_tokens=1)
     if architecture == "mllama": return transformers.MllamaProcessor(pixels, tok)
+    if architecture == "llava_onevision":
+        class Still(transformers.LlavaOnevisionProcessor):
+            def __init__(self): self.tokenizer, self.image_processor, self.chat_template, self.num_image_tokens = tok, pixels, None, 16
+            get_attributes = classmethod(lambda cls: ["image_processor", "tokenizer"])
+        p = Still()
+        p.vision_feature_select_strategy, p.vision_aspect_ratio, p.image_token, p.video_token = "full", "anyres_max_9", "<image>", "<video>"
+        p.image_token_id, p.video_token_id = tok.convert_tokens_to_ids(["<image>", "<video>"])
+        return p
     cls = {"qwen3_vl": "Qwen3VLProcessor"}.get(architecture, "Qwen2VLProcessor")
 
     class WithoutVideo(getattr(transformers, cls)):
@@ -103,13 +112,24 @@ def test_the_library_s_processor_and_model_give_the_same(folders, items, archite
         images = [read_image(p) for p in item.images]
         if (size := model.preparer.settings.resize): images = [np.asarray(transformers.image_utils.PIL.Image.fromarray(i).resize(size)) for i in images]
         string, prepared = model.preparer.describe(item, "query")["text"], model.preparer(item, "query")
-        given = theirs(text=[string], images=[images] if architecture == "mllama" else images, return_tensors="pt")
+        given = theirs(text=[string], images=[images] if architecture in ("mllama", "llava_onevision") else images, return_tensors="pt")
         assert given["input_ids"][0].tolist() == prepared.inputs["input_ids"].tolist()
         if "omni" in architecture: given.pop("mm_token_type_ids", None)
         hidden = whole(**given, output_hidden_states=True).hidden_states[-1]
         ours = model.kind.hidden(model.model, model.to_device(model.collate([prepared])))
         end = prepared.inputs["input_ids"].tolist().index(len(theirs.tokenizer) - 1) if architecture == "qwen2_5_vl" else None   # from <emb> on nothing is read
         np.testing.assert_allclose(ours.detach().numpy()[:, :end], hidden.detach().numpy()[:, :end], atol=2e-5)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (16, 64), (90, 33), (7, 200), (48, 48), (63, 50)])
+def test_tokens_of_tiles_are_the_network_s(folders, tmp_path, size):
+    "As many placeholders as features, also where the tiles are shrunk."
+    from cirkit.io import write_image
+    write_image(tmp_path/"a.png", np.random.default_rng(0).integers(0, 255, (*size, 3), dtype=np.uint8))
+    for architecture in ("llava_next", "llava_onevision"):
+        model = make(folders, architecture, **({"resize": ()} if architecture == "llava_next" else {}))
+        p = model.preparer(Item("a", (tmp_path/"a.png",)), "target")
+        assert [len(f) for f in model.vision([p])] == [p.image_tokens]
 
 
 def test_pooling_reads_what_it_says(folders, items):

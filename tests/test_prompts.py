@@ -74,6 +74,11 @@ PUBLISHED = [   # template, side, images, text, instruction, what the model read
     ("unime-phi", "query", 0, "a dress", "", "<|user|>\na dress\nSummary above sentence in one word: <|end|>\n<|assistant|>\n"),
     ("unime-llava", "target", 1, "", "", "[INST] <image>\nSummary above image in one word: [/INST]"),
     ("unime-llava", "query", 0, "a dress", "", "[INST] a dress\nSummary above sentence in one word: [/INST]"),
+    ("unime-llava-ov", "target", 1, "", "", "<|im_start|>user <image>\nSummary above image in one word:\n<|im_end|><|im_start|>assistant\n"),
+    ("unime-llava-ov", "query", 0, "a dress", "", "<|im_start|>user \na dress\nSummary above sentence in one word:\n<|im_end|><|im_start|>assistant\n"),
+    ("unime-v2-llava-ov", "query", 1, "in red", "Find it.", "<|im_start|>user <image>\nFind it. in red<|im_end|><|im_start|>assistant\n"),
+    ("unime-v2-llava-ov", "query", 0, "in red", "", "<|im_start|>user \nin red<|im_end|><|im_start|>assistant\n"),
+    ("unime-v2-llava-ov", "target", 1, "", "", "<|im_start|>user <image>\nRepresent the given image.<|im_end|><|im_start|>assistant\n"),
     ("bge-vl-mllm", "query", 1, "in red", CIR, f"[INST] \n <instruct> {CIR} <query>  in red \n <image> [/INST]"),
     ("bge-vl-mllm", "query", 0, "in red", CIR, f"[INST] \n <instruct> {CIR} <query>  in red \n [/INST]"),
     ("bge-vl-mllm", "query", 1, "in red", "", "[INST] \n <instruct>  <query> in red \n <image> [/INST]"),
@@ -95,7 +100,7 @@ def test_published_string(name, side, images, text, instruction, string): assert
 def test_every_template_is_covered():
     tried = {name for name, *_ in PUBLISHED}
     same = {name for name, t in TEMPLATES.items() if any(TEMPLATES[other] is t for other in tried)}
-    assert set(TEMPLATES) - tried - same <= {"e5-v-shirt", "mm-embed-circus", "unime-llava-ov"}
+    assert set(TEMPLATES) - tried - same <= {"e5-v-shirt", "mm-embed-circus"}
     assert render("e5-v-shirt", 1, "red") == render("e5-v-toptee", 1, "red")
 
 

@@ -16,12 +16,13 @@ from cirkit.embed.mm_embed import MmEmbed
 SPECIAL = {
     "qwen": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
     "omni": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_bos|>", "<|vision_eos|>", "<|IMAGE|>", "<|VIDEO|>", "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"],
+    "onevision": ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"],
     "mistral": ["<unk>", "<s>", "</s>", "<image>", "<pad>"],
     "llama3": ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<image>", "<pad>"],
     "llama32": ["<|begin_of_text|>", "<|end_of_text|>", "<|python_tag|>", "<|image|>", "<pad>"],
 }
 BEGIN = {"mistral": "<s>", "llama3": "<|begin_of_text|>"}    # put in front of every sequence
-PADS = {"qwen": "<|endoftext|>", "omni": "<|endoftext|>"}    # the others have one of that name
+PADS = dict.fromkeys(("qwen", "omni", "onevision"), "<|endoftext|>")    # the others have one of that name
 WIDTH = 32
 
 
@@ -85,6 +86,15 @@ def llava_next(tok, text="mistral"):
 def llava_next_llama3(tok): return llava_next(tok, "llama")
 
 
+RESOLUTIONS = [[16*h, 16*w] for h in range(1, 5) for w in range(1, 5)]     # up to 16 tiles, of which nine tiles' tokens are left
+
+
+def llava_onevision(tok):
+    vision = dict(model_type="siglip_vision_model", hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2, image_size=16, patch_size=4, vision_use_head=False)
+    return transformers.LlavaOnevisionConfig(text_config=text_config(tok, model_type="qwen2"), vision_config=vision, image_grid_pinpoints=RESOLUTIONS,
+                                             **ids(tok, image_token_index="<image>", video_token_index="<video>"))
+
+
 def mm_embed(tok):
     config = llava_next(tok)
     config.architectures = ["NVMMEmbedModel"]
@@ -106,6 +116,9 @@ def llava_pixels():
     return transformers.LlavaNextImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}, image_grid_pinpoints=[[16, 32], [32, 16], [32, 32]])
 
 
+def onevision_pixels(): return transformers.LlavaOnevisionImageProcessorPil(size={"height": 16, "width": 16}, image_grid_pinpoints=RESOLUTIONS)
+
+
 def mllama_pixels(): return transformers.MllamaImageProcessorPil(size={"height": 16, "width": 16}, max_image_tiles=4)
 
 
@@ -117,6 +130,7 @@ ARCHITECTURES: dict[str, tuple[str, Callable, Callable, str]] = {
     "qwen2_5_omni_thinker": ("omni", qwen2_5_omni_thinker, qwen_pixels, "Qwen2_5OmniThinkerForConditionalGeneration"),
     "llava_next": ("mistral", llava_next, llava_pixels, "LlavaNextForConditionalGeneration"),
     "llava_next_llama3": ("llama3", llava_next_llama3, llava_pixels, "LlavaNextForConditionalGeneration"),
+    "llava_onevision": ("onevision", llava_onevision, onevision_pixels, "LlavaOnevisionForConditionalGeneration"),
     "mm_embed": ("mistral", mm_embed, llava_pixels, ""),      # cirkit's own class
     "mllama": ("llama32", mllama, mllama_pixels, "MllamaForConditionalGeneration"),
 }

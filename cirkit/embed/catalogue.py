@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FAMILIES', 'FILES', 'MODELS', 'SETTINGS', 'WEIGHTS', 'REPLIES', 'Feed', 'Source', 'Entry', 'read_models', 'resolve',
-           'zoo_dir', 'weights_hash', 'write_record', 'local_folder', 'answers', 'status', 'entries', 'check', 'load',
-           'placed', 'adapter', 'preparer']
+           'bare', 'zoo_dir', 'weights_hash', 'write_record', 'local_folder', 'answers', 'status', 'entries',
+           'check_tools', 'check', 'load', 'placed', 'adapter', 'preparer']
 
 # %% ../../nbs/embed/09_catalogue.ipynb #ca176a3c1
 import inspect
@@ -140,13 +140,21 @@ def resolve(model: str,         # an id, or id@revision
             setting: str = "",  # e.g. "edir", "circus-cirr", "fashioniq"; "": the authors' own
            ) -> Entry:          # with the setting's fields in place
     "The entry of a model."
-    name, at, revision = model.partition("@") if isinstance(model, str) else (model, "", "")
+    before, colon, own = model.partition(":") if isinstance(model, str) else (model, "", "")
+    name, at, revision = before.partition("@") if isinstance(before, str) else (before, "", "")
     if not isinstance(name, str) or name not in MODELS: raise _unknown(name)
     if at and (not re.fullmatch(r"[\w./-]{1,100}", revision) or ".." in revision): raise CirkitError(f"model {model!r}: {revision!r} is no revision; write id@commit")
-    if setting and setting not in SETTINGS: raise unknown("setting", setting, SETTINGS)
+    setting = own if colon else setting
+    if (setting or colon) and setting not in SETTINGS: raise unknown("setting", setting, SETTINGS)
     entry, parts, changed = MODELS[name], setting.split("-"), {"revision": revision} if at else {}
-    for n in range(len(parts)): changed |= entry.on.get("-".join(parts[:n + 1]), {})
+    steps = ["-".join(parts[:n + 1]) for n in range(len(parts))]
+    if colon and not entry.on.keys() & {*steps}: raise CirkitError(f"model {name!r} has no setting {own!r} of its own; it has {', '.join(entry.on) or 'none'}")
+    for step in steps: changed |= entry.on.get(step, {})
     return replace(entry, **changed)
+
+def bare(model: str) -> str:     # "gme-7b@0a1b2c:edir" -> "gme-7b"
+    "A model's id without revision and setting."
+    return re.split("[@:]", model)[0]
 
 def _unknown(name):
     "The error for a name; hub ids and the papers' names are explained."
@@ -198,18 +206,23 @@ def status(entry: Entry) -> str:
 
 def entries(models) -> list[Entry]:  # each once; names that are not in the catalogue are left out
     "The entries of some ids and those that they stand on."
-    found = [MODELS[name] for name in (m.partition("@")[0] for m in models) if name in MODELS]
+    found = [MODELS[name] for name in map(bare, models) if name in MODELS]
     return list({e.id: e for f in found for e in (f, *([MODELS[f.base]] if f.base else []))}.values())
 
 # %% ../../nbs/embed/09_catalogue.ipynb #cd1605d83
-def check(entry: Entry, folder: Path | None = None):
-    "Refuse what cannot be loaded, before anything is imported."
+def check_tools(entry: Entry):
+    "Refuse a model for which something must be installed first, or for which there is no adapter."
     needs = f"model {entry.id!r}"
     if entry.obstacle: raise CirkitError(f"{needs} cannot be loaded: {entry.obstacle}; load it yourself and wrap it with cirkit.embed.protocol.from_callable")
     missing = [p for p in entry.packages if find_spec(p) is None]
     if missing: raise CirkitError(f"{needs} needs the packages {' and '.join(missing)}; install them (pip install 'cirkit[{entry.id}]')")
     if entry.transformers and version("transformers") not in SpecifierSet(entry.transformers):
         raise CirkitError(f"{needs} needs transformers {entry.transformers}, {version('transformers')} is installed; pip install 'transformers{entry.transformers}'")
+
+def check(entry: Entry, folder: Path | None = None):
+    "Refuse what cannot be loaded, before anything is imported."
+    check_tools(entry)
+    needs = f"model {entry.id!r}"
     if entry.key and not os.environ.get(entry.key) and not answers(folder): raise CirkitError(f"{needs} needs a key; put it into the environment variable {entry.key}")
     if entry.key or entry.shipped or folder or local_folder(entry): return
     if not entry.hub: raise CirkitError(f"{needs}: its weights are not on the hub ({entry.weights}); give the folder with them")
@@ -226,10 +239,12 @@ def load(model: str | Entry,               # an id, id@revision, or an entry
          **options):                       # further options of the adapter; gives an Embedder
     "A model, ready to embed."
     entry, folder = placed(model, folder, revision, setting)
-    if loaded is not None and entry.id in loaded: return loaded[entry.id]
+    name = entry.id + (":" + model.partition(":")[2] if isinstance(model, str) and ":" in model else "")
+    if loaded is not None and name in loaded: return loaded[name]
     check(entry, folder)
     made = _call(adapter(entry), entry, dict(folder=folder, revision=entry.revision, device=device, dtype=dtype, loaded=loaded, **options))
-    if loaded is not None: loaded[entry.id] = made
+    if name != entry.id: made.id = name
+    if loaded is not None: loaded[name] = made
     return made
 
 def placed(model: str | Entry, folder: Path | None, revision: str | None, setting: str) -> tuple[Entry, Path | None]:
@@ -257,6 +272,6 @@ def _call(make, entry, given):
 def preparer(model: str | Entry, folder: Path | None = None, revision: str | None = None, setting: str = "", **options):  # see `load`; has `describe(item, side)`
     "What tells how items are fed to a model: without its weights if it can be, else the model."
     entry, folder = placed(model, folder, revision, setting)
-    check(entry, folder)
+    check_tools(entry)
     make = getattr(import_module(entry.adapter.partition(":")[0]), "preparer", None) or adapter(entry)
     return _call(make, entry, dict(folder=folder, revision=entry.revision, **options))

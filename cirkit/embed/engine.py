@@ -165,7 +165,7 @@ class Job:
     def check(self, store: Store, meta: dict, missing: list[slice]):
         "Check the model if it will be used; a run that goes on keeps the record of its beginning."
         plan = store.plan(self.key)
-        if missing or plan is None: meta |= start_check(self.embedder, self.items, self.side, self.modality)
+        if missing or plan is None: meta |= start_check(self.embedder, self.items, self.side, self.modality, hashed=self.digests)
         if plan is not None: meta |= plan["meta"]
 
     def do(self, how: Callable, store: Store, cached: dict, options: Options, shared: bool, **more):  # how: `fill` or `work`

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['CAP', 'LOG2E', 'WHOLE', 'PARTS', 'MEAN', 'STD', 'TEMPLATES', 'LONG', 'parameters', 'Norm', 'CappedHeads',
            'FeedForward', 'Block', 'Lens', 'clip_name', 'turned', 'clip_config', 'lens_sizes', 'filled',
-           'read_networks', 'Squeezed', 'prompt', 'looked_through', 'MagicLens', 'read_tokenizer', 'load']
+           'read_networks', 'Squeezed', 'prompt', 'looked_through', 'MagicLens', 'read_tokenizer', 'load', 'Shown',
+           'preparer']
 
 # %% ../../nbs/embed/13_magiclens.ipynb #c2d2a2a74
 import re
@@ -22,7 +23,7 @@ from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 from .batched import check_fits
 from .catalogue import Entry
 from .dual import TowerEmbedder
-from .hf_dual import HALVES, HfTower, Words, as_entry, call, shown, told, weights_digest
+from .hf_dual import HALVES, HfTower, Inputs, Words, as_entry, call, shown, told, weights_digest
 from .protocol import Item
 from .flax_file import read_parameters
 from ..errors import CirkitError, unknown
@@ -237,12 +238,14 @@ class MagicLens(TowerEmbedder):
         return {"text": told(self.tower, prompt(self.template, item.text)) or "the empty text", "images": [shown(self.tower, p) for p in item.images]}
 
 # %% ../../nbs/embed/13_magiclens.ipynb #c09052f54
-def read_tokenizer(folder: Path, size: int, path: Path) -> CLIPTokenizer:
+def read_tokenizer(folder: Path,
+                   size: int | None = None, path: Path | None = None,   # of the vocabulary, in a released file; None: not compared
+                  ) -> CLIPTokenizer:
     "CLIP's tokenizer, with as many tokens as the model has."
     if not any((Path(folder)/n).is_file() for n in ("tokenizer.json", "vocab.json")):
         raise CirkitError(f"{folder}: has no tokenizer.json or vocab.json; put CLIP's tokenizer files there, or name their folder (tokenizer=…)")
     tokenizer = call(CLIPTokenizer.from_pretrained, "tokenizer", {"pretrained_model_name_or_path": str(folder)})
-    if len(tokenizer) != size: raise CirkitError(f"{folder}: a tokenizer of {len(tokenizer)} tokens, {path} has {size}; use CLIP's own")
+    if size and len(tokenizer) != size: raise CirkitError(f"{folder}: a tokenizer of {len(tokenizer)} tokens, {path} has {size}; use CLIP's own")
     return tokenizer
 
 # %% ../../nbs/embed/13_magiclens.ipynb #c0d73cc92
@@ -268,3 +271,18 @@ def load(model: Entry | str,             # an entry or id of the catalogue
     name = {"file": entry.id, "class": "MagicLens", "weights": weights_digest(net)}
     tower = HfTower(entry.id, net, words, Squeezed(net.config.vision_config.image_size), name, batch, workers)
     return MagicLens(entry.id, tower, lens, template or entry.template or "magiclens", long)
+
+# %% ../../nbs/embed/13_magiclens.ipynb #c15d78966
+@dataclass
+class Shown:
+    "A MagicLens that can only tell."
+    tower: Inputs
+    template: str
+    describe = MagicLens.describe
+
+def preparer(model: Entry | str, folder: Path | None = None, tokenizer: Path | None = None, template: str | None = None) -> Shown:
+    "How items are fed to a MagicLens; arguments as in `load`."
+    entry, where = as_entry(model, "cirkit.embed.magiclens:load"), tokenizer or folder
+    if where is None: raise CirkitError(f"{entry.id}: its tokenizer is CLIP's; give a folder with tokenizer.json or vocab.json")
+    words = Words(read_tokenizer(Path(where).parent if Path(where).is_file() else where), entry.max_length or 77, False, unseen=0)
+    return Shown(Inputs(words, Squeezed((entry.resize or (224,))[0])), template or entry.template or "magiclens")

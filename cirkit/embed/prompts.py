@@ -141,6 +141,8 @@ def _fashion(kind):
     return _e5v("{images} change the style of this %s to {text}\n Desribe this modified %s in one word based on its style:" % (kind, kind),
                 "{images}\n Describe this %s in one word based on its style:" % kind)
 
+def _onevision(*forms, **more): return Template(query=chat("<|im_start|>user @<|im_end|><|im_start|>assistant\n", *forms), mark="<image>", **more)
+
 def _unime(around, mark, **more):
     return Template(query=chat(around, BOTH, SENTENCE, IMAGE), mark=mark, note="image and text together: ours; only the two other forms are published", **more)
 
@@ -151,7 +153,9 @@ ONE_WORDS = {
     "e5-v-dress": _fashion("dress"), "e5-v-shirt": _fashion("shirt"), "e5-v-toptee": _fashion("shirt"),
     "unime-phi": _unime("<|user|>\n@<|end|>\n<|assistant|>\n", "<|image_{n}|>", join="\n"),
     "unime-llava": _unime("[INST] @[/INST]", "<image>"),
-    "unime-llava-ov": _unime("<|im_start|>user @<|im_end|><|im_start|>assistant\n", "<image>")}
+    "unime-llava-ov": _onevision("{images}\n{text}\nSummary above image and sentence in one word:\n", "\n{text}\nSummary above sentence in one word:\n",
+                                 "{images}\nSummary above image in one word:\n", note="image and text together: ours; only the two other forms are published"),
+    "unime-v2-llava-ov": _onevision("{images}\n{instruction}{sep}{text}", "\n{instruction}{sep}{text}", "{images}\n{instruction}", gap=" ", default=Forms("", "", GIVEN_IMAGE))}
 
 # %% ../../nbs/embed/14_prompts.ipynb #cfc330461
 LLAVA = {

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['METHODS', 'STAR', 'DOLLAR', 'TEMPLATES', 'PLAIN', 'Im2Text', 'Phi', 'Method', 'Template', 'captions', 'readings',
            'read_checkpoint', 'read_network', 'word_places', 'read', 'PublishedInversion', 'check_words',
-           'released_file', 'base_tower', 'load']
+           'released_file', 'method_of', 'base_tower', 'load', 'Shown', 'preparer']
 
 # %% ../../nbs/embed/12_published_inversion.ipynb #cfd54b721
 import re
@@ -23,7 +23,8 @@ from torch import nn
 from . import catalogue
 from .catalogue import Entry
 from .dual import TowerEmbedder, unit
-from .hf_dual import HfDual, HfTower, as_entry, load_tower, shown, told, weights_digest
+from .hf_dual import HfDual, HfTower, Inputs, as_entry, load_tower, shown, told, weights_digest
+from .hf_dual import preparer as show_dual
 from .protocol import Item
 from ..errors import CirkitError, one_line, unknown
 
@@ -215,6 +216,13 @@ def released_file(entry: Entry, folder: Path | None, revision: str | None) -> Pa
     try: return Path(hf_hub_download(entry.hub, entry.file, revision=revision))
     except Exception as e: raise CirkitError(f"{entry.hub}: cannot get {entry.file} ({one_line(str(e).splitlines()[0])[:160]}); check the revision or give the file") from None
 
+def method_of(model: Entry | str) -> tuple[Entry, str]:
+    "An entry, and which of the methods it is."
+    entry = as_entry(model, "cirkit.embed.published_inversion:load")
+    kind = entry.id.split("-")[0]
+    if kind not in METHODS: raise unknown("inversion method", kind, METHODS)
+    return entry, kind
+
 def base_tower(entry: Entry, base, loaded: dict | None, device: str, dtype: str) -> HfTower:
     "The encoders under a network."
     if isinstance(base, HfDual): return base.tower
@@ -234,10 +242,28 @@ def load(model: Entry | str,            # an entry or id of the catalogue
          preprocessing: str | None = None,   # None: the method's
         ) -> PublishedInversion:
     "A published inversion network, ready to embed."
-    entry = as_entry(model, "cirkit.embed.published_inversion:load")
-    kind = entry.id.split("-")[0]
-    if kind not in METHODS: raise unknown("inversion method", kind, METHODS)
+    entry, kind = method_of(model)
     path = released_file(entry, folder, revision)
     tower = base_tower(entry, base, loaded, device, dtype).preprocessed(preprocessing or METHODS[kind].preprocessing)
     net = read_network(path, kind, tower.dim, tower.model.config.text_config.hidden_size)
     return PublishedInversion(entry.id, tower, net, kind, template or entry.template)
+
+# %% ../../nbs/embed/12_published_inversion.ipynb #c57358d23
+@dataclass
+class Shown:
+    "An inversion method that can only tell."
+    tower: Inputs
+    method: Method
+    prompts: Template
+    describe = PublishedInversion.describe
+
+def preparer(model: Entry | str, folder: Path | None = None, base: Path | str | HfDual | None = None, template: str | None = None,
+             preprocessing: str | None = None) -> Shown:
+    "How items are fed to an inversion network; arguments as in `load`, of which the released file is not looked at."
+    entry, kind = method_of(model)
+    method, how = METHODS[kind], preprocessing or METHODS[kind].preprocessing
+    if isinstance(base, HfDual): tower = base.tower.preprocessed(how)
+    elif base is None or str(base).partition("@")[0] in catalogue.MODELS: tower = catalogue.preparer(str(base or entry.base), preprocessing=how).tower
+    else: tower = show_dual(catalogue.MODELS[entry.base], base, preprocessing=how).tower
+    check_words(tower, kind, template or entry.template or method.template)
+    return Shown(tower, method, TEMPLATES[template or entry.template or method.template])

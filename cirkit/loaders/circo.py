@@ -15,7 +15,8 @@ from ..rows import Candidate, Protocol, Query
 # %% ../../nbs/loaders/03_circo.ipynb #c25ca209b
 TEMPLATES = {'official': '{rel}',
              'magiclens': 'find {shared} but {rel}',
-             'megapairs': 'Find a picture that also {shared}, but {rel}.'}
+             'megapairs': 'Find a picture that also {shared}, but {rel}.',
+             'lines': '{shared}\n{rel}'}
 
 ASPECTS = ('cardinality', 'addition', 'negation', 'direct_addressing', 'compare_change', 'comparative_statement',
            'statement_with_conjunction', 'spatial_relations_background', 'viewpoint')

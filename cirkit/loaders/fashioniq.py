@@ -42,6 +42,7 @@ def texts(captions: list[str],  # the two captions as they stand in the file
     "Apply a caption policy."
     if policy not in CAPTIONS: raise unknown('caption policy', policy, CAPTIONS)
     first, second = (c.strip('.?, ') for c in captions)
+    if policy == 'lines': return ['\n'.join(' '.join(c.split()) or '.' for c in captions)]
     return {'join': [f'{first} and {second}'], 'join-swapped': [f'{second} and {first}'], 'each': [first, second]}[policy]
 
 # %% ../../nbs/loaders/04_fashioniq.ipynb #c651254a0
