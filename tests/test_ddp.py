@@ -15,9 +15,10 @@ from cirkit.train.trainer import fit
 
 def test_two_processes_are_one(tmp_path):
     launch = Path(sys.executable).with_name("accelerate")
-    command = [launch, "launch", "--cpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
+    # accelerate's own --cpu begins several processes only through MPI; what --multi_gpu begins meets by gloo where CPUs are asked for
+    command = [launch, "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
                train_runs.__file__, "two", tmp_path]
-    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1"}, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     theirs = torch.load(tmp_path/"two.pt")
     assert theirs["processes"] == 2

@@ -166,6 +166,7 @@ def test_a_stopped_run_ends_as_the_whole_one(tmp_path):
 
 
 @given(st.integers(1, 500), st.floats(0, .5))
+@settings(deadline=None)
 def test_the_schedule_stays_between_zero_and_one(steps, warmup):
     factors = [schedule(s, steps, warmup) for s in range(steps)]
     assert all(0 < f <= 1 for f in factors) and max(factors) == pytest.approx(1)

@@ -51,8 +51,9 @@ def test_a_finished_run_is_not_done_again(tmp_path):
 
 
 def test_the_callers_random_numbers_are_left_alone():
+    m = net(.5)
     torch.manual_seed(3); expected = torch.rand(2)
-    torch.manual_seed(3); fit(net(.5), loss, stream(), settings()); assert torch.equal(torch.rand(2), expected)
+    torch.manual_seed(3); fit(m, loss, stream(), settings()); assert torch.equal(torch.rand(2), expected)
 
 
 def test_one_batch_is_learnt_by_heart():
@@ -69,8 +70,8 @@ def resident():
 def test_memory_is_flat(tmp_path):
     seen = []
     def watched(m, b): seen.append(resident()); return loss(m, b)
-    fit(net(), watched, Stream(plan(40, 8, 400, 0), train_runs.batch), dataclasses.replace(settings(), steps=400, save_every=20), tmp_path)
-    assert max(seen[300:]) - max(seen[60:120]) < 4e6
+    fit(net(), watched, Stream(plan(40, 8, 200, 0), train_runs.batch), dataclasses.replace(settings(), steps=200, save_every=20), tmp_path)
+    assert max(seen[150:]) - max(seen[40:80]) < 4e6
 
 
 def test_nan_names_the_items_and_leaves_weights_and_checkpoint(tmp_path):

@@ -1,7 +1,7 @@
 """Runs for `test_trainer` and `test_ddp`, as a program of their own: one is killed, the other runs in two processes.
 
     python tests/train_runs.py resume FOLDER SECONDS_A_STEP
-    accelerate launch --cpu --num_processes 2 tests/train_runs.py two FOLDER
+    ACCELERATE_USE_CPU=1 accelerate launch --multi_gpu --num_processes 2 tests/train_runs.py two FOLDER
 """
 import sys
 import time

@@ -6,14 +6,18 @@
 __all__ = ['place', 'gather', 'own_rows', 'gathered_nce', 'gathered_clip']
 
 # %% ../../nbs/train/01a_gather.ipynb #c36f9a6df
+import os
+
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
 
 from .losses import info_nce
 
 # %% ../../nbs/train/01a_gather.ipynb #c96c54923
 def place() -> tuple[int, int]:  # rank, number of processes
-    "Which of how many processes this is."
+    "Which of how many processes this is; those that `accelerate launch` began find each other first."
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized(): PartialState()
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
 class _Gather(torch.autograd.Function):
