@@ -13,12 +13,15 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def two():
     from chromium import Chromium   # its absence fails these tests, it does not skip them
-    with Chromium() as a, Chromium() as b: yield a, b
+    with Chromium() as a, Chromium() as b:
+        for browser in (a, b): browser.window(1280, 860)
+        yield a, b
 
 
 def visit(b, url, wait="performance.getEntriesByName('ready')[0]"):
-    b.events.clear()
     b.send("Page.navigate", url="about:blank")
+    b.until("location.href === 'about:blank'")
+    b.events.clear()                        # of the page before
     b.send("Page.navigate", url=url)
     b.until(wait); idle(b)
 
@@ -42,7 +45,8 @@ def save(b, keys):
 def clean(b, port):
     "Nothing went wrong in the page, and it asked nobody else."
     faults = [f for f in b.faults() if "ERR_CONNECTION" not in str(f)]
-    assert not faults and all(u.startswith((f"http://127.0.0.1:{port}/", "data:", "about:")) for u in b.requests()), faults
+    assert not faults
+    assert {u for u in b.requests() if not u.startswith((f"http://127.0.0.1:{port}/", "data:", "about:"))} == set()
 
 
 def test_two_people_judge_at_once_and_a_third_settles(two, tmp_path):
@@ -131,7 +135,7 @@ def test_undo_notes_missing_answers_and_moving(two, tmp_path):
             assert f"{left} of 6" in text(a, "count") and "Taken back" in text(a, "status")
         assert a.js("document.getElementById('undo').disabled") and not s.site.records["ann"].current()
         a.click("#fine"); a.click("#none"); a.click("#save")                # by mouse
-        a.until("document.getElementById('status').className === 'saved'")
+        a.until("document.getElementById('status').className === 'saved'"); idle(a)
         a.key("z"); a.until("document.getElementById('large').open")
         a.key("ArrowRight")
         assert text(a, "large-name") == "Hard negative 1"

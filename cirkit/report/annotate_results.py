@@ -81,8 +81,9 @@ def ratings(j: Judged, of) -> pd.DataFrame:  # (items, annotators), None where t
 def _variables(j):
     "Yes-or-no questions about an item and an answer to it."
     marked = lambda metric: lambda i, x: any(events(x, i.negatives, i.top)[metric])
-    told = {'valid': lambda i, x: label(x) == 'VALID', **{f: lambda i, x, f=f: f in label(x).split('+') for f in FLAGS}, 'false hard negative': marked('false hard negative')}
-    return told | ({'global false negative': marked('global false negative')} if j.study.model else {})
+    told = {'valid': lambda i, x: label(x) == 'VALID', **{f: lambda i, x, f=f: f in label(x).split('+') for f in FLAGS}}
+    asked = {'false hard negative': any(i.negatives for i in j.study.items), 'global false negative': any(i.top for i in j.study.items)}
+    return told | {metric: marked(metric) for metric, there in asked.items() if there}
 
 # %% ../../nbs/report/18c_annotate_results.ipynb #ce5ec7373
 def _row(name, statistic, values, n, seed):

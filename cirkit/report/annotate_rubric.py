@@ -27,7 +27,7 @@ QUESTIONS = (
     Question('text', 't', "Is the text clear and specific?", 'clear', ('nonsensical', 'underspecified', 'other'), 'INVALID_TEXT_QUERY'),
     Question('reference', 'r', "Is the reference readable?", 'readable', ('cropped', 'low resolution', 'other'), 'INVALID_IMAGE_QUERY'),
     Question('target', 'g', "Does the target show what is asked?", 'yes', ('does not match', 'identical to the reference', 'cropped', 'low resolution', 'other'), 'INVALID_TARGET_IMAGE'),
-    Question('broad', 'b', "Would ten or more other images fit as well?", 'no', ('too broad',), 'QUERY_TOO_BROAD'))
+    Question('broad', 'b', "Do ten or more others fit as well?", 'no', ('too broad',), 'QUERY_TOO_BROAD'))
 SEVERITY = ('INVALID_TARGET_IMAGE', 'INVALID_IMAGE_QUERY', 'INVALID_TEXT_QUERY', 'QUERY_TOO_BROAD')  # most severe first
 NOTE = 2000         # characters of a note at most
 

@@ -16,7 +16,7 @@ from .annotate_site import Reply, Site, refuse
 
 # %% ../../nbs/report/18e_annotate_server.ipynb #c9bff6c12
 MAX_BODY = 64 << 10    # bytes of a request; an answer has a note of 2,000 characters at most
-HEADERS = {'Cache-Control': 'no-store', 'Referrer-Policy': 'no-referrer', 'X-Content-Type-Options': 'nosniff', 'Cross-Origin-Resource-Policy': 'same-origin',
+HEADERS = {'Referrer-Policy': 'no-referrer', 'X-Content-Type-Options': 'nosniff', 'Cross-Origin-Resource-Policy': 'same-origin',
            'Cross-Origin-Opener-Policy': 'same-origin', 'X-Frame-Options': 'DENY'}
 
 def admitted(headers,    # of the request, an email.message.Message
@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, reply, **more):
         if reply.status >= 400: self.close_connection = True
         self.send_response(reply.status)
-        told = {'Content-Type': reply.kind, 'Content-Length': str(len(reply.body)), 'Content-Security-Policy': reply.policy, **HEADERS, **more}
+        told = {'Content-Type': reply.kind, 'Content-Length': str(len(reply.body)), 'Content-Security-Policy': reply.policy, 'Cache-Control': reply.cache, **HEADERS, **more}
         if self.close_connection: told['Connection'] = 'close'
         for name, value in told.items(): self.send_header(name, value)
         self.end_headers()

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import json
+import os
 import re
 import secrets
 from dataclasses import dataclass
@@ -21,13 +22,13 @@ import numpy as np
 from PIL import Image
 
 from ..errors import CirkitError
-from ..io import encode_image, read_image, read_json, write_json
+from ..io import atomic, encode_image, read_image, read_json, to_json
 from ..paths import data_dir
 from ..records import Benchmark
 from .annotate_plan import ADJUDICATOR, Study
 from .annotate_records import Records
 from .annotate_results import conflicts, judged, record_path
-from .annotate_rubric import NOTE, QUESTIONS, check_answer
+from .annotate_rubric import NOTE, QUESTIONS, SEVERITY, check_answer
 
 # %% ../../nbs/report/18d_annotate_site.ipynb #c36e02d01
 def tokens(folder,
@@ -40,8 +41,9 @@ def tokens(folder,
         raise CirkitError(f"{path}: not a list of tokens; delete it, and everybody gets a new address")
     told = {name: known.get(name) or secrets.token_urlsafe(32) for name in names}
     if told != known:
-        write_json(path, told)
-        path.chmod(0o600)
+        with atomic(path) as temp:
+            os.close(os.open(temp, os.O_CREAT | os.O_EXCL, 0o600))   # nobody else's from the first moment
+            temp.write_bytes(to_json(told, path, indent=1))
     return told
 
 # %% ../../nbs/report/18d_annotate_site.ipynb #c0acb8eaa
@@ -54,7 +56,8 @@ def _question(q):
     "A choice as HTML."
     told = {'too broad': 'yes: too broad'}
     options = [_choice(q, 'ok', q.fine), *(_choice(q, r, told.get(r, r)) for r in q.reasons)]
-    return f'<fieldset data-key="{q.key}"><legend><kbd>{q.key}</kbd> {escape(q.asks)}</legend><div>{"".join(options)}</div></fieldset>'
+    data = f'data-name="{q.name}" data-key="{q.key}" data-flag="{q.flag}" data-severity="{SEVERITY.index(q.flag)}"'
+    return f'<fieldset {data}><legend><kbd>{q.key}</kbd> {escape(q.asks)}</legend><div>{"".join(options)}</div></fieldset>'
 
 @lru_cache(1)
 def page():   # (HTML bytes, content security policy)
@@ -88,6 +91,7 @@ class Reply:
     body: bytes
     kind: str = 'application/json'
     policy: str = "default-src 'none'; frame-ancestors 'none'"
+    cache: str = 'no-store'
 
 def _json(value, status=200): return Reply(status, json.dumps(value, ensure_ascii=True, allow_nan=False).encode())
 
@@ -135,8 +139,7 @@ def _progress(site, name, mine):
 def _state(site, name):
     "All that the page must know at first."
     mine = _mine(site, name)
-    return {'name': name, 'adjudicates': name == ADJUDICATOR, 'benchmark': site.study.benchmark, 'model': site.study.model, 'items': mine, **_progress(site, name, mine),
-            'reasons': {q.name: ['ok', *q.reasons] for q in QUESTIONS}}
+    return {'name': name, 'adjudicates': name == ADJUDICATOR, 'benchmark': site.study.benchmark, 'model': site.study.model, 'items': mine, **_progress(site, name, mine)}
 
 # %% ../../nbs/report/18d_annotate_site.ipynb #c583a8cc1
 def _item(site, name, n):
@@ -157,7 +160,7 @@ def _get(site, name, path):
     kind, n = m.groups() if (m := _PATH.fullmatch(path)) else (None, -1)
     if kind == 'item' and int(n) in _mine(site, name): return _json(_item(site, name, int(n)))
     if kind == 'image' and int(n) < len(site.images):
-        try: return Reply(200, site.picture(int(n)), 'image/jpeg')
+        try: return Reply(200, site.picture(int(n)), 'image/jpeg', cache='private, max-age=3600')
         except CirkitError: return refuse(404, f"image {n} cannot be read")
     return refuse(404, "there is no such thing here")
 

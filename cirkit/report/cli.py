@@ -9,6 +9,7 @@ __all__ = ['cli', 'main']
 import click
 
 from .. import __version__
+from .cli_annotate import annotate
 from .cli_base import Commands
 from .cli_compare import compare
 from .cli_explore import explore
@@ -32,8 +33,9 @@ def cli():
       cirkit score cirr --data DIR --predictions FILE        the official numbers of ranked lists
       cirkit compare RUN RUN                                 which differences are real
       cirkit explore RUN --out page.html                     every query with what each model found
+      cirkit annotate RUN --annotators ann,ben               people judge a sample of the triplets
     """
 
-for command in (reproduce, synth, embed, check, evaluate, score, compare, explore, submit, export, models, store): cli.add_command(command)
+for command in (reproduce, synth, embed, check, evaluate, score, compare, explore, annotate, submit, export, models, store): cli.add_command(command)
 
 def main(): cli()

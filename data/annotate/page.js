@@ -2,8 +2,8 @@
 // All text that comes from the benchmark or from people is set with textContent; nothing here builds HTML from strings.
 const $ = id => document.getElementById(id);
 const make = (tag, text, ...classes) => { const e = document.createElement(tag); e.textContent = text ?? ''; e.classList.add(...classes); return e; };
-const QUESTIONS = ['text', 'reference', 'target', 'broad'];
-const FLAGS = {target: 'INVALID_TARGET_IMAGE', reference: 'INVALID_IMAGE_QUERY', text: 'INVALID_TEXT_QUERY', broad: 'QUERY_TOO_BROAD'};   // most severe first
+const ASKED = [...document.querySelectorAll('fieldset[data-name]')].map(f => f.dataset), QUESTIONS = ASKED.map(q => q.name);
+const SEVERE = [...ASKED].sort((a, b) => a.severity - b.severity);   // most severe first
 const LATE = 120;         // seconds
 const AGAIN = 1500;       // milliseconds between attempts to save
 let state, at = -1, item, also, shown = 0, busy = false, drafts = new Map();
@@ -50,12 +50,15 @@ function progress() {
   $('back').disabled = at <= 0; $('on').disabled = at >= all - 1;
 }
 function images() {
+  $('reference').hidden = !item.reference.length;
   $('reference').lastElementChild.replaceChildren(...item.reference.map(n => enlarging(frame(n, 'reference'), 0)));
   $('target').lastElementChild.replaceChildren(enlarging(frame(item.target, 'target'), 0));
+  const columns = others().length > 4 ? 3 : 2;
+  $('rows').style.setProperty('--columns', columns);
   let key = 0;
   for (const [id, some] of [['negatives', item.negatives], ['others', item.others]]) {
     $(id).hidden = !some.length;
-    $(id).style.flex = `${some.length} 1 0`;
+    $(id).style.flex = `${Math.ceil(some.length/columns)} 1 0`;
     $(id).lastElementChild.replaceChildren(...some.map(c => markable(c, ++key)));
   }
 }
@@ -64,7 +67,7 @@ function markable(c, n) {
   const f = frame(c.image, `image ${n}`);
   f.dataset.id = c.id; f.setAttribute('aria-pressed', 'false');
   if (n <= 9) f.append(make('kbd', n));
-  f.append(make('span', '✓ right as well', 'tick'));
+  f.append(make('span', '✓ also right', 'tick'));
   f.onclick = event => { mark(c.id); unfocus(event); };
   return f;
 }
@@ -72,12 +75,12 @@ function votes() {
   $('votes').hidden = !item.votes.length;
   if (!item.votes.length) return;
   const said = v => [...QUESTIONS.map(q => v.answer[q]), JSON.stringify(v.answer.also)];
-  const differs = n => new Set(item.votes.map(v => n < 4 ? v.answer[QUESTIONS[n]] === 'ok' : said(v)[n])).size > 1;
+  const differs = n => new Set(item.votes.map(v => n < QUESTIONS.length ? v.answer[QUESTIONS[n]] === 'ok' : said(v)[n])).size > 1;
   $('votes').replaceChildren(make('h2', 'They said'), ...item.votes.map(v => {
     const e = make('div', '', 'vote'), list = make('ul'), take = make('button', 'take this');
     QUESTIONS.forEach((q, n) => { if (differs(n) || v.answer[q] !== 'ok') list.append(make('li', `${q}: ${v.answer[q]}`, ...(differs(n) ? ['differs'] : []))); });
     const marked = others().flatMap((c, n) => v.answer.also.includes(c.id) ? [n + 1] : []);
-    list.append(make('li', `right as well: ${marked.join(', ') || 'none'}`, ...(differs(4) ? ['differs'] : [])));
+    list.append(make('li', `right as well: ${marked.join(', ') || 'none'}`, ...(differs(QUESTIONS.length) ? ['differs'] : [])));
     if (v.answer.note) { const note = make('li', ''); note.append('note: ', make('bdi', v.answer.note)); list.append(note); }
     take.type = 'button'; take.onclick = event => { fill(v.answer); unfocus(event); };
     e.append(make('b', v.name), take, list);
@@ -144,8 +147,8 @@ function touched() {
   $('also').hidden = !others().length;
   const marked = others().flatMap((c, n) => also && also.includes(c.id) ? [n + 1] : []);
   $('marked').textContent = marked.length ? `right as well: ${marked.join(', ')}` : '';
-  const flags = Object.keys(FLAGS).filter(q => value(q) && value(q) !== 'ok').map(q => FLAGS[q]), open = QUESTIONS.filter(q => !value(q));
-  $('verdict').replaceChildren(...(flags.length ? ['So the query is ', make('b', flags[0]), flags.length > 1 ? ` (and ${flags.slice(1).join(', ')})` : ''] : open.length ? [`${open.length} of 4 questions open`] : ['So the query is ', make('b', 'VALIDATED')]));
+  const flags = SEVERE.filter(q => value(q.name) && value(q.name) !== 'ok').map(q => q.flag), open = QUESTIONS.filter(q => !value(q));
+  $('verdict').replaceChildren(...(flags.length ? ['So the query is ', make('b', flags[0]), flags.length > 1 ? ` (and ${flags.slice(1).join(', ')})` : ''] : open.length ? [`${open.length} of ${QUESTIONS.length} questions open`] : ['So the query is ', make('b', 'VALIDATED')]));
 }
 async function save() {
   if (busy || !item) return;
@@ -192,7 +195,8 @@ let big = 0;
 function enlarge(n) {
   const all = pictures();
   big = (n + all.length) % all.length;
-  $('large-a').src = `image/${item.reference[0]}`;
+  $('large-a').parentElement.hidden = !item.reference.length;
+  if (item.reference.length) $('large-a').src = `image/${item.reference[0]}`;
   $('large-b').src = `image/${all[big].image}`; $('large-b').alt = $('large-name').textContent = all[big].name;
   $('large-text').textContent = item.text;
   if (!$('large').open) $('large').showModal();
@@ -200,7 +204,7 @@ function enlarge(n) {
 
 // ---- keys
 const unfocus = event => { if (event.detail) event.currentTarget.blur(); };   // after a click of the mouse, Enter saves again
-const KEYS = {t: () => turn('text'), r: () => turn('reference'), g: () => turn('target'), b: () => turn('broad'), 0: none, v: fine, n: () => { $('note').focus(); $('note').scrollIntoView({block: 'nearest'}); },
+const KEYS = {...Object.fromEntries(ASKED.map(q => [q.key, () => turn(q.name)])), 0: none, v: fine, n: () => { $('note').focus(); $('note').scrollIntoView({block: 'nearest'}); },
   z: () => enlarge(0), Enter: save};
 const ALWAYS = {u: undo, ArrowLeft: () => go(-1), ArrowRight: () => go(1), o: onward, '?': () => $('rules').showModal()};
 function fine() { for (const q of QUESTIONS) if (!value(q)) [...$('form').elements[q]][0].checked = true; touched(); }
