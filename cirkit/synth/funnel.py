@@ -27,23 +27,32 @@ ORDER = ("images looked at", "seeds", "subcategories proposed", "instructions", 
          "triplets removed", "queries", "hard negatives", "hard negatives replaced")
 
 # %% ../../nbs/synth/08_funnel.ipynb #c77a93073
+def _rows(run, stage, found, *counted):
+    "The rows of a stage; one that was set aside is counted, under its reason and as each of `counted`."
+    for r in _stage(run, stage):
+        if "aside" not in r: yield r
+        else: found.update([f"set aside in {stage}: {r['aside']}", *counted])
+
+# %% ../../nbs/synth/08_funnel.ipynb #cfbee7ca3
 def counts(run: Path,        # folder of a run, with synth/
           ) -> dict[str, int]:  # by name, in order of the pipeline
     "How many items there were at each point."
     found = Counter()
-    for r in _stage(run, "seeds"): found.update({"images looked at": r["looked"], "seeds": 1})
-    for r in _stage(run, "propose"):
+    for r in _rows(run, "seeds", found, "images looked at"): found.update({"images looked at": r["looked"], "seeds": 1})
+    for r in _rows(run, "propose", found):
         found.update({"subcategories proposed": len({p["subcategory"] for p in r["proposals"]}), "instructions": len(r["proposals"])})
-    for r in _stage(run, "check1"):
+    for r in _rows(run, "check1", found, "edited images", "edited images removed"):
         found.update({"edited images": 1, "edited images kept": r["ok"], "edited images removed": not r["ok"]})
-        if r["why"] in ("near copy", "twin"): found[f"removed as {r['why']}"] += 1
-    for r in _stage(run, "check2"): found.update({"triplets": 1, "triplets kept": r["ok"], "triplets removed": not r["ok"]})
+        if r["why"] not in ("", "mismatch"): found[f"removed as {r['why']}"] += 1
+    for stage in ("edit", "rewrite"):
+        for _ in _rows(run, stage, found): pass
+    for r in _rows(run, "check2", found, "triplets", "triplets removed"): found.update({"triplets": 1, "triplets kept": r["ok"], "triplets removed": not r["ok"]})
     drawn = list(read_jsonl(Path(run) / "synth" / "negatives.jsonl"))
     found.update({"queries": len(drawn), "hard negatives": sum(len(r["drawn"]) for r in drawn),
                   "hard negatives replaced": sum(len(r["offenders"]) for r in drawn)})
-    return {name: int(found[name]) for name in ORDER}
+    return {name: int(found[name]) for name in (*ORDER, *sorted(found.keys() - set(ORDER)))}
 
-# %% ../../nbs/synth/08_funnel.ipynb #cb13a36ae
+# %% ../../nbs/synth/08_funnel.ipynb #cbcc81a4b
 def funnel(run: Path,         # folder of a run
           ) -> pd.DataFrame:  # columns stage, ours, published_if_removed, published_if_kept, note
     "Our counts beside the published ones."
