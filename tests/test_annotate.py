@@ -264,7 +264,7 @@ def test_no_body_breaks_it(served, body):
     (411, "POST", "save", b"{}", {"Content-Length": "²"}), (411, "POST", "save", iter([b"{}"]), {}), (415, "POST", "save", b"{}", {"Content-Type": "text/plain"}),
     (400, "POST", "save", b"[" * 50_000, {}), (400, "POST", "save", b'{"item": NaN}', {}), (400, "POST", "save", b'{"item": 1e999}', {}), (404, "POST", "state", b"{}", {}), (404, "POST", "", b"{}", {}),
     (405, "PUT", "save", b"{}", {}), (405, "DELETE", "state", None, {}), (405, "OPTIONS", "save", None, {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}), (405, "TRACE", "state", None, {}),
-    (405, "HEAD", "state", None, {}), (501, "BREW", "state", None, {}), (421, "GET", "state", None, {"Host": "evil.example"}), (421, "GET", "state", None, {"Host": "127.0.0.1:1"}),
+    (405, "HEAD", "state", None, {}), (414, "GET", "x"*70_000, None, {}), (431, "GET", "state", None, {f"X-{n}": "1" for n in range(150)}), (501, "BREW", "state", None, {}), (421, "GET", "state", None, {"Host": "evil.example"}), (421, "GET", "state", None, {"Host": "127.0.0.1:1"}),
     (403, "GET", "state", None, {"Origin": "http://evil.example"}), (403, "POST", "save", b"{}", {"Origin": "null"}), (403, "GET", "image/0", None, {"Sec-Fetch-Site": "cross-site"})])
 def test_hostile_requests_are_refused(served, wanted, method, path, body, headers):
     status, told, text = served.ask(method, path, body, **{k: v.encode("latin-1") if k == "Content-Length" else v for k, v in headers.items()})

@@ -70,6 +70,8 @@ def test_two_people_judge_at_once_and_a_third_settles(two, tmp_path):
             told = found.answers(item.id)
             assert told["ann"]["target"] == "ok" and told["ann"]["also"] == []
             assert (told["ben"]["target"], told["ben"]["also"]) == (("does not match", [item.negatives[0]]) if odd else ("ok", []))
+        a.key("ArrowLeft"); a.until("document.body.dataset.item"); idle(a)  # from the end back to the last
+        assert number(a) == study.given["ann"][-1] and a.js("document.querySelector('input[name=target]:checked').value") == "ok"
         differ = conflicts(found)
         visit(a, server.addresses[ADJUDICATOR])
         assert f"0 of {len(differ)} disagreements settled" in text(a, "count") and "ann" in text(a, "votes") and "does not match" in text(a, "votes")

@@ -47,7 +47,7 @@ function progress() {
   $('count').textContent = `${done} of ${all} ${state.adjudicates ? 'disagreements settled' : 'judged'}`;
   $('undo').disabled = state.last === null;
   $('open').disabled = !state.done.includes(false);
-  $('back').disabled = at <= 0; $('on').disabled = at >= all - 1;
+  $('back').disabled = at < 0 ? !all : at === 0; $('on').disabled = at < 0 || at === all - 1;   // behind the last item, only back
 }
 function images() {
   $('reference').hidden = !item.reference.length;
@@ -187,7 +187,7 @@ async function working(text, act) {
   catch (error) { status(''); alarm(error.status === 403 ? 'This address is not valid any more. Ask for a new one.' : `Not done: ${error.message}`); }
   finally { busy = false; $('form').classList.remove('busy'); $('form').inert = false; }
 }
-const go = step => { const n = at < 0 ? state.items.length - 1 : at + step; if (!busy && n >= 0 && n < state.items.length) working('', () => show(n)); };
+const go = step => { const n = (at < 0 ? state.items.length : at) + step; if (!busy && n >= 0 && n < state.items.length) working('', () => show(n)); };
 const onward = () => { if (!busy && state.done.includes(false)) working('', forward); };
 
 // ---- large images
