@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import click
 
 from ..errors import CirkitError
-from .cli_base import ensure, models_option, profile_option, work_option, workers_option
+from .cli_base import cap_option, ensure, limits, models_option, per_minute_option, profile_option, work_option, workers_option
 
 # %% ../../nbs/report/14a_cli_run.ipynb #c3fe64312
 @click.command()
@@ -84,15 +84,19 @@ def _embed_on(pool, size, work, workers, progress, afresh):
         vectors(bench, model, store, digests)      # what is left to this process
 
 @contextmanager
-def _done_by(engine, workers):
+def _done_by(engine, workers, asked=None):   # asked: limits of services
     "Have an engine do the stages for a while."
-    if engine == 'local': yield; return
+    if engine == 'local' and not asked: yield; return
+    if engine != 'local' and asked: raise CirkitError('--cap and --per-minute are for --engine local: one process counts what is spent')
     from functools import partial
-    from cirkit.cluster import Pool, ray_data
     from cirkit.report import steps
-    ray_data()                                     # told before anything is done
-    pool, kept = Pool(cpus=workers), dict(steps.DO)
-    steps.DO |= {'synth': partial(_synth_on, pool), 'embed': partial(_embed_on, pool)}
+    kept = dict(steps.DO)
+    if asked: steps.DO['embed'] = partial(steps.do_embed, limits=asked)
+    else:
+        from cirkit.cluster import Pool, ray_data
+        ray_data()                                 # told before anything is done
+        pool = Pool(cpus=workers)
+        steps.DO |= {'synth': partial(_synth_on, pool), 'embed': partial(_embed_on, pool)}
     try: yield
     finally: steps.DO |= kept
 
@@ -119,13 +123,21 @@ def synth(profile, work, workers, engine, fresh):
     click.echo(f"benchmark: {work/'benchmark'}")
 
 # %% ../../nbs/report/14a_cli_run.ipynb #cc758df56
+def _services(profile, models, asked):
+    "Refuse limits that are for nobody, before anything is done."
+    from cirkit.profiles import profile as named
+    from cirkit.report.evaluate import limited
+    limited(named(profile, **({'models': models} if models else {})).models, asked)
+
 @click.command()
 @profile_option
 @work_option
 @models_option
 @workers_option
 @engine_option
-def embed(profile, work, models, workers, engine):
+@cap_option
+@per_minute_option
+def embed(profile, work, models, workers, engine, cap, per_minute):
     """Embed a run's queries and gallery and rank them (builds the benchmark if it is missing).
 
     Vectors are kept: a model is computed once for the same images and texts.
@@ -136,6 +148,9 @@ def embed(profile, work, models, workers, engine):
       cirkit embed --profile small --models world-clip,world-searle
       cirkit embed --profile small --models +lite0
       cirkit embed --profile paper --engine ray --work /shared/run
+      cirkit embed --profile smoke --models gemini-embedding-2 --cap 500000 --per-minute 60
     """
-    with _done_by(engine, workers): work = ensure(profile, work, models, workers, 'rank')
+    asked = limits(cap=cap, per_minute=per_minute)
+    if asked: _services(profile, models, asked)
+    with _done_by(engine, workers, asked): work = ensure(profile, work, models, workers, 'rank')
     click.echo(f"rank tables: {work/'ranks'}")

@@ -17,7 +17,7 @@ import click
 
 from ..errors import CirkitError
 from ..io import atomic
-from .cli_base import models_option, names
+from .cli_base import cap_option, limits, models_option, names, per_minute_option
 
 # %% ../../nbs/report/14b_cli_score.ipynb #c5a0029fa
 @click.command()
@@ -81,7 +81,7 @@ def _is_public(target, *options) -> bool:
     own = any(Path(target, name).exists() for name in ('queries.jsonl', 'benchmark', 'ranks'))
     return target in BENCHMARKS and (any(options) or not own)
 
-def _show_public(name, data, split, variant, any_size, settings, models, work, modality, metrics, csv, limits):
+def _show_public(name, data, split, variant, any_size, settings, models, work, modality, metrics, csv, asked):
     "Evaluate on a benchmark of the registry: text and long table."
     from cirkit.loaders.common import require_labels
     from cirkit.report import items, public, score as s
@@ -92,7 +92,7 @@ def _show_public(name, data, split, variant, any_size, settings, models, work, m
     chosen = names(models)
     if chosen: items.check_models(chosen)
     if first.closed and (metrics or csv or not chosen): require_labels(first)
-    chosen = limited(chosen, limits)
+    chosen = limited(chosen, asked)
     if first.closed: return _only_ranked(parts, chosen, folder), None
     found = public.evaluate(parts, chosen, folder, modality, names(metrics) or None, sys.stderr.isatty())
     long = public.table(found)
@@ -106,12 +106,13 @@ def _only_ranked(parts, models, folder) -> str:
     public.rank_parts(parts, models, folder, sys.stderr.isatty())
     return f"{folder}: ranks of {', '.join(getattr(m, 'id', m) for m in models)}; {note(next(iter(parts.values())))}; 'cirkit submit' writes the file"
 
-def _show_folder(folder, models, work, by, modality, metrics, copies, limits):
+def _show_folder(folder, models, work, by, modality, metrics, copies, asked):
     "Evaluate on a benchmark folder or a RUN: text and long table."
     import pandas as pd
     from cirkit.report import evaluate as e
-    asked = (folder, models, work, sys.stderr.isatty())
-    runs = [e.ranked(*asked, limits), *([e.ranked_copies(*asked)] if copies else [])]
+    e.check_asked(by, modality, names(metrics))
+    given = (folder, models, work, sys.stderr.isatty())
+    runs = [e.ranked(*given, asked), *([e.ranked_copies(*given)] if copies else [])]
     tables = [e.scores(run, by, modality, names(metrics) or e.METRICS).assign(protocol=run.ranks.protocol.iloc[0]) for run in runs]
     return '\n'.join(line for run, t in zip(runs, tables) for line in (e.headline(run), e.printed(t))), pd.concat(tables)
 
@@ -125,8 +126,8 @@ def _show_folder(folder, models, work, by, modality, metrics, copies, limits):
 @click.option('--metrics', default='', metavar='LIST', help='Such as hit@1,mAP@5,nDCG@10,MRR,rank. [default: the usual ones]')
 @click.option('--copies', is_flag=True, help='Any copy of a target is right as well (pixel-equal images); results are marked +copies.')
 @click.option('--csv', 'csv', default='', metavar='FILE', help='Also write the long table, fractions with intervals.')
-@click.option('--cap', default=None, metavar='TOKENS', type=click.IntRange(min=0), help='What this run may spend on each service (Gemini, Voyage).')
-@click.option('--per-minute', default=None, metavar='N', type=click.FloatRange(min=0, min_open=True), help='Requests that a service gets a minute.')
+@cap_option
+@per_minute_option
 @_benchmark_options
 def evaluate(target, models, work, by, modality, metrics, copies, csv, cap, per_minute, data, split, variant, any_size, settings):
     """Score models on any benchmark folder, on a RUN, or on a public benchmark (cirr, circo, fashioniq, genecis, lasco, edir, mbeir).
@@ -144,14 +145,14 @@ def evaluate(target, models, work, by, modality, metrics, copies, csv, cap, per_
     from cirkit.loaders.registry import BENCHMARKS
     from cirkit.report.text import write_table
     _check_outputs({'--csv': csv})
-    limits = {k: v for k, v in (('cap', cap), ('per_minute', per_minute)) if v is not None}
+    asked = limits(cap=cap, per_minute=per_minute)
     if _is_public(target, data, split, variant, any_size, settings):
         if copies or by != 'micro': raise CirkitError('--copies and --by are for benchmark folders; leave them out')
-        text, long = _show_public(target, data, split, variant, any_size, settings, models, work, modality, metrics, csv, limits)
+        text, long = _show_public(target, data, split, variant, any_size, settings, models, work, modality, metrics, csv, asked)
     else:
         if data or split or variant or settings:
             raise CirkitError(f"{target}: --data, --split, --variant and --set are for public benchmarks; those are {', '.join(BENCHMARKS)}")
-        text, long = _show_folder(Path(target), models, work, by, modality, metrics, copies, limits)
+        text, long = _show_folder(Path(target), models, work, by, modality, metrics, copies, asked)
     if csv: write_table(csv, long)
     click.echo(text)
 

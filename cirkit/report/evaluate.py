@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MODALITIES', 'METRICS', 'items', 'vectors', 'embedders', 'limited', 'as_benchmark', 'embed_models', 'rank_models',
-           'score', 'ranked', 'ranked_copies', 'scores', 'headline', 'printed']
+           'score', 'ranked', 'ranked_copies', 'check_asked', 'scores', 'headline', 'printed']
 
 # %% ../../nbs/report/13_evaluate.ipynb #c5dac6a37
 import sys
@@ -17,6 +17,7 @@ from ..check import check_folder
 from ..errors import CirkitError, unknown
 from ..fingerprint import file_digest
 from ..io import write_json
+from ..metrics import parse_metric
 from ..summary import LEVELS, summary
 from ..profiles import profile as named
 from ..ranktable import rank_benchmark, write_ranks
@@ -196,14 +197,19 @@ def ranked_copies(folder: Path, models='', work='', progress=True,  # as in `ran
 # %% ../../nbs/report/13_evaluate.ipynb #c86acc8f3
 METRICS = ('hit@1', 'hit@3', 'hit@5', 'hit@10', 'hit@50', 'choice')
 
+def check_asked(by: str, modality: str, metrics):  # as in `scores`
+    "Refuse what cannot be scored; before any model is loaded, because it may run for hours."
+    if by not in LEVELS: raise unknown('level', by, LEVELS)
+    if modality not in (*MODALITIES, 'all'): raise unknown('modality', modality, (*MODALITIES, 'all'))
+    for metric in metrics: parse_metric(metric)
+
 def scores(run: Run,             # with ranks
            by='micro',           # an average
            modality='composed',  # or 'text', 'image', 'all'
            metrics=METRICS,      # names
           ) -> pd.DataFrame:     # long table
     "Scores of a run."
-    if by not in LEVELS: raise unknown('level', by, LEVELS)
-    if modality not in (*MODALITIES, 'all'): raise unknown('modality', modality, (*MODALITIES, 'all'))
+    check_asked(by, modality, metrics)
     some = run.ranks if modality == 'all' else run.ranks[run.ranks.modality == modality]
     table = summary(some, list(metrics), [by], run.size.resamples)
     single = (some.pos.map(len) == 1).all()  # then hit@k and recall@k are one number, which papers call R@k

@@ -98,11 +98,12 @@ def do_synth(size: Profile, work: Path, workers: int, progress: bool, afresh: bo
     shutil.rmtree(work/'benchmark', ignore_errors=True)
     build(work, size, workers=workers, progress=progress, fresh=afresh)
 
-def do_embed(size: Profile, work: Path, workers: int, progress: bool, afresh: bool):
+def do_embed(size: Profile, work: Path, workers: int, progress: bool, afresh: bool,
+             limits: dict | None = None):  # of services, see `evaluate.limited`
     "Embed queries and gallery with every model; vectors made by other code are thrown away."
     if afresh: shutil.rmtree(work/'store', ignore_errors=True)
-    from cirkit.report.evaluate import embed_models
-    embed_models(work/'benchmark', size.models, work, progress)
+    from cirkit.report.evaluate import embed_models, limited
+    embed_models(work/'benchmark', limited(size.models, limits or {}), work, progress)
 
 def do_rank(size: Profile, work: Path, workers: int, progress: bool, afresh: bool):
     "Rank the gallery for every query, model and modality."
