@@ -166,9 +166,9 @@ def test_circo_that_correlates_most_fails():
     some = claims.correlation_claims({"color": bench(strength, 1)}, {"CIRR": bench(strength[::-1], 2), "CIRCO": bench(strength, 3)}, 300)
     assert verdicts(some)["CIRCO correlates least"] == "fails"
 
-@pytest.mark.parametrize("ends, verdict", [((.1, .15), "fails"), ((-.2, -.1), "holds"), ((-.1, .019), "holds"), ((-.1, .1), "undecided")])
+@pytest.mark.parametrize("ends, verdict", [((.1, .15), "fails"), ((-.2, -.1), "holds"), ((-.1, .019), "holds"), ((-.1, .1), "undecided"), ((.021, .03), "fails")])
 def test_text_alone(ends, verdict):
-    bars = pd.DataFrame([("average", "composed - text", np.mean(ends), *ends, 50)], columns=["model", "kind", "value", "low", "high", "n"])
+    bars = pd.DataFrame([("average", "composed", *[.2] * 3, 50), ("average", "composed - text", np.mean(ends), *ends, 50)], columns=["model", "kind", "value", "low", "high", "n"])
     assert claims.text_claim(bars, "CIRCO")["verdict"] == verdict
 
 def test_solvable_and_gaps():

@@ -38,7 +38,7 @@ def signature_form(metadata: Mapping, where) -> str:   # 'new' or 'old'
         if found == known: return form
         if found == dict(zip(known, [*known.values()][::-1])):
             raise CirkitError(f"{where}: text-only and image-only are exchanged (signatures {found['text_only']!r}, {found['image_only']!r}); a black image is the text-only condition")
-    told = [form for form, known in SIGNATURES.items() if set(found.values()) & set(known.values())]
+    told = [form for form, known in SIGNATURES.items() if any(v in known.values() for v in found.values())]
     if len(told) == 2: raise CirkitError(f"{where}: signatures of the old and the new form in one file; make it again")
     raise CirkitError(f"{where}: signatures {found['text_only']!r} and {found['image_only']!r} are not those of the release; use its two ablations")
 
@@ -109,9 +109,15 @@ def _check_sample(sample, meta, size, where):
         if not 1 <= r <= size: raise CirkitError(f"{where}: {m} rank {r} in a gallery of {size:,}; ranks start at 1")
         if hits[m] != (r <= meta["k"]): raise CirkitError(f"{where}: {m} rank {r} is called {'a hit' if hits[m] else 'no hit'} at k = {meta['k']}; rank k is a hit, rank k + 1 is none")
         _check_list(lists[m], r, sample, meta, size, f"{where}: {m} list")
+    if "best_positive_gallery_indices" in sample: _check_best(sample, size, where)
     if sample["category"] != category(hits): raise CirkitError(f"{where}: category {sample['category'][:40]!r} where the hits say {category(hits)!r}")
 
 # %% ../../nbs/audit/04_circus_files.ipynb #cf81dc40e
+def _check_best(sample, size, where):
+    "Refuse best positives that are none of the positives."
+    best, right = _by_modality(sample, "best_positive_gallery_indices", int, where), sample.get("positive_gallery_indices")
+    if not isinstance(right, list) or any(i not in right for i in best.values()): raise CirkitError(f"{where}: best_positive_gallery_indices {str([*best.values()])[:60]} are not among positive_gallery_indices; make the file again")
+
 def _check_list(found, rank, sample, meta, size, where):
     "Refuse a list that contradicts the rank."
     if len(found) > meta["top_k"] or not all(_is(i, int) and 0 <= i < size for i in found) or len({*found}) != len(found):
@@ -220,6 +226,7 @@ def _fitting(files: list) -> list:
         if (forms := {signature_form(first.metadata, first.where), signature_form(f.metadata, f.where)}) == {"new", "old"}: raise CirkitError(f"{f.where}: signatures of another form than in {first.where}; old and new files cannot be mixed")
         for name in _EQUAL:
             if f.metadata.get(name) != first.metadata.get(name): raise CirkitError(f"{f.where}: {name} is {str(f.metadata.get(name))[:60]!r}, in {first.where} {str(first.metadata.get(name))[:60]!r}; aggregate files of one kind")
+        if apart := [n for n in ("best_positive_gallery_indices", "best_positive_image_paths") if len({n in s for g in (f, first) for s in g.samples}) > 1]: raise CirkitError(f"{f.where}: some samples have {apart[0]} and some, here or in {first.where}, have not; aggregate files of one kind")
         for what, mine, theirs in (("query_idx", f.query_idx, first.query_idx), ("gallery path", f.gallery, first.gallery)):
             if unlike := {*mine} ^ {*theirs}: raise CirkitError(f"{f.where}: {what} {min(unlike)!r} is here or in {first.where}, not in both")
     return sorted(files, key=lambda f: f.key)

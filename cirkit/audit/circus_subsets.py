@@ -216,11 +216,17 @@ def read_validated(path) -> pd.DataFrame:   # dataset, query_idx, hidden_categor
         where = f"{path} line {n}"
         try:
             valid, flags = row["validated"], [f for f in FLAGS if row["reasons"][f]]
-            if row["hidden_category"] not in SOLVED: raise CirkitError(f"hidden_category {str(row['hidden_category'])[:40]!r}; only shortcut-free queries were annotated")
-            rows.append((row["dataset"], row["query_idx"], row["hidden_category"], row["annotator_kept"], signature(valid, flags), *(row["ranks"][m] for m in MODALITIES)))
+            if row["hidden_category"] not in [*SOLVED]: raise CirkitError(f"hidden_category {str(row['hidden_category'])[:40]!r}; only shortcut-free queries were annotated")
+            values = row["dataset"], row["query_idx"], row["hidden_category"], row["annotator_kept"], signature(valid, flags), *(row["ranks"][m] for m in MODALITIES)
+            odd = next((v for v, kind, least in zip(values, (str, int, str, str, str, int, int, int), (None, 0, *[None] * 3, 1, 1, 1)) if type(v) is not kind or least is not None and v < least), None)
+            if odd is not None: raise CirkitError(f"{str(odd)[:40]!r} where a text, a query_idx of 0 or more or a rank from 1 is due; restore the file")
+            rows.append(values)
         except (KeyError, TypeError) as e: raise CirkitError(f"{where}: no {e.args[0]!r}; give a validated trace of the release") from None
         except CirkitError as e: raise CirkitError(f"{where}: {e}") from None
-    return pd.DataFrame(rows, columns=["dataset", "query_idx", "hidden_category", "annotator", "labels", *(f"rank_{m}" for m in MODALITIES)])
+    table = pd.DataFrame(rows, columns=["dataset", "query_idx", "hidden_category", "annotator", "labels", *(f"rank_{m}" for m in MODALITIES)])
+    twice = table.duplicated(["dataset", "query_idx"]).to_numpy()
+    if twice.any(): raise CirkitError(f"{path} line {twice.argmax() + 1}: {'::'.join(map(str, table.iloc[twice.argmax(), :2]))} stands twice; restore the file")
+    return table
 
 # %% ../../nbs/audit/04a_circus_subsets.ipynb #cbf51ff66
 def write_indices(folder, kept: pd.DataFrame) -> list:   # paths
@@ -236,6 +242,6 @@ def read_indices(path) -> tuple[str, str, list]:   # dataset, hidden category, q
     "One of these lists."
     data = read_json(path)
     found = data.get("query_indices") if isinstance(data, dict) else None
-    if not isinstance(found, list) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in found) or len({*found}) < len(found) or data.get("hidden_category") not in SOLVED or not isinstance(data.get("dataset"), str):
+    if not isinstance(found, list) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in found) or len({*found}) < len(found) or data.get("hidden_category") not in [*SOLVED] or not isinstance(data.get("dataset"), str):
         raise CirkitError(f"{path}: no dataset, hidden_category and different query_indices of 0 or more; give an index file of the release")
     return data["dataset"], data["hidden_category"], found

@@ -15,6 +15,7 @@ import pandas as pd
 
 from .correlation import Pool, correlate, correlation_rows, resampled_values, values
 from .fisher import fisher_interval
+from ..errors import CirkitError
 from ..significance import holm
 from ..stats import bootstrap, cluster_index, mean_interval, percentile, resampled_means
 from ..taxonomy import LABELS, NEGATABLE, SIMPLE
@@ -124,6 +125,7 @@ def error_claims(frame: pd.DataFrame, negated: Mapping[str, bool],  # qid -> its
                  n: int = 2000, seed: int = 0) -> list[dict]:
     "What the error analysis says is hard, over all models."
     some = per_query(frame)
+    if gone := [q for q in some.index if q not in negated]: raise CirkitError(f"query {gone[0]!r} is not known to be negated or not; give it for every query")
     sub, no = some.subcategory, np.array([bool(negated[q]) for q in some.index])
     simple = sub.isin(SIMPLE)
     each = [((sub == s) & no, (sub == s) & ~no) for s in sorted(NEGATABLE)]
@@ -185,14 +187,14 @@ def correlation_claims(cells: Mapping[str, Pool],    # subcategory -> pool
         rows.append(line('remove, spatial and texture correlate less', 'mean correlation, these minus the other subcategories', below(found['low'], found['high']), found))
     return rows
 
-AS_GOOD = .02   # what counts as just as good: at most two points less
+AS_GOOD = .1    # what counts as just as good: at most a tenth of the composed score less
 
 def text_claim(bars: pd.DataFrame, label: str) -> dict:   # of `modality.bars`; CIRCO's label
     "Text alone at least as good as text and image on CIRCO."
-    gap = bars[(bars.model == 'average') & (bars.kind == 'composed - text')].iloc[0]
-    ends = -gap.high, -gap.low
-    return row('EDIR', 'Figure 4', 'on CIRCO the text alone is at least as good as text and image', label, f'mAP@5, text minus composed; at least as good: above {-100 * AS_GOOD:.0f} points',
-               above(*ends, -AS_GOOD), value=-gap.value, low=ends[0], high=ends[1], n=gap.n)
+    both, gap = (bars[(bars.model == 'average') & (bars.kind == kind)].iloc[0] for kind in ('composed', 'composed - text'))
+    ends, bar = (-gap.high, -gap.low), -AS_GOOD * both.value
+    return row('EDIR', 'Figure 4', 'on CIRCO the text alone is at least as good as text and image', label, f'mAP@5, text minus composed; at least as good: above {100 * bar:.2f} points, a tenth of the composed score',
+               above(*ends, bar), value=-gap.value, low=ends[0], high=ends[1], n=gap.n)
 
 # %% ../../nbs/audit/12_claims.ipynb #c88561d52
 RANGE = (.322, .836)   # FashionIQ and CIRR in the paper's Table 1

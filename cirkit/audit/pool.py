@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import gammaln
 
-from .shortcuts import COUNTS, LABELS, PoolRanks, audit, best_ranks, supports
+from .shortcuts import COUNTS, LABELS, PoolRanks, audit, best_ranks, supports, whole
 from ..errors import CirkitError
 
 # %% ../../nbs/audit/05_pool.ipynb #c92416251
@@ -76,6 +76,7 @@ def size_sweep(pool: PoolRanks,
               ) -> pd.DataFrame:  # size, label, mean, low, high, least, most, pools
     "Label counts of sub-pools by their size."
     p, hit = len(pool.models), supports(pool, k).astype(np.float32)
+    if draws < 1 or m < 1 or not len(pool.qids): raise CirkitError(f"{draws} draws, m = {m}, {len(pool.qids)} queries; give one of each or more")
     rng, rows = np.random.default_rng(seed), []
     for size in range(1, p + 1) if sizes is None else sizes:
         if not 1 <= size <= p: raise CirkitError(f"sub-pools of {size} retrievers from {p}; give sizes from 1 to {p}")
@@ -91,7 +92,7 @@ def expected_hits(support,             # (q,) int: retrievers that hit each quer
                   sizes: Iterable[int],
                  ):                    # (sizes,) float64 fraction of the queries
     "Share of queries that a sub-pool hits, averaged over all sub-pools of a size."
-    n, s = np.asarray(support)[None], np.asarray([*sizes])[:, None]
+    n, s = whole(pd.DataFrame({"support": np.asarray(support)}), "support")[None], np.asarray([*sizes])[:, None]
     if n.size == 0 or n.min() < 0 or n.max() > retrievers: raise CirkitError(f"support of {n.max(initial=0)} in a pool of {retrievers}; counts go from 0 to the pool's size")
     if s.size and (s.min() < 1 or s.max() > retrievers): raise CirkitError(f"sub-pools of {s.max()} retrievers from {retrievers}; give sizes from 1 to {retrievers}")
     chosen = lambda a, b: gammaln(a + 1) - gammaln(b + 1) - gammaln(np.maximum(a - b, 0) + 1)
@@ -118,7 +119,8 @@ def flips_from_support(best: pd.DataFrame,  # best_rank_*, best_retriever_*, sup
                        k: int = 10,         # the k at which support was counted
                       ) -> pd.DataFrame:    # retriever, row (index in `best`), with_it, without_it
     "The queries whose label changes when one retriever leaves, from a release's table (M = 1)."
-    label, name = audit(best, k).label, best.filter(like="best_retriever_").fillna("")
+    label, name, wrong = audit(best, k).label, best.filter(like="best_retriever_").fillna(""), (whole(best, "support_multimodal") > 0) != (whole(best, "best_rank_multimodal", 1) <= k)
+    if wrong.any() or ((label == "shortcut_solvable") != (whole(best, "support_either_unimodal") > 0)).any(): raise CirkitError(f"support and best ranks contradict each other at k = {k}; give the k at which support was counted")
     one = (label == "shortcut_solvable") & (best.support_either_unimodal == 1)
     alone = (label == "composition_required") & (best.support_multimodal == 1)
     by = name.best_retriever_text_only.where(best.best_rank_text_only <= k, name.best_retriever_image_only).where(one, name.best_retriever_multimodal)

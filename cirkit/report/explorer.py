@@ -196,12 +196,14 @@ def explore(run: Run,
     return Made(out, folder, n, len(c.pictures) - len(bad), tuple(str(e) for e in bad.values()))
 
 # %% ../../nbs/report/17a_explorer.ipynb #cc7f36f74
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class View:
     "A page inside a notebook."
     html: str
     height: int      # pixels
     queries: int
+
+    def __repr__(self) -> str: return f'explorer of {self.queries} queries, {len(self.html)//1024} KB'   # what a notebook keeps beside the page
 
     def _repr_html_(self) -> str:
         source = self.html.replace('&', '&amp;').replace("'", '&#39;')

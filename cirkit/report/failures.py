@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['BLUE', 'SIDE', 'PITCH', 'LISTED', 'LINE', 'LEGEND', 'FIRST', 'best_models', 'failures', 'marks', 'frame_colour',
-           'failure_grid', 'type_rates', 'wide_rates', 'met_rates']
+           'failure_grid', 'type_rates', 'with_blind', 'wide_rates', 'met_rates']
 
 # %% ../../nbs/report/12a_failures.ipynb #cc9d73d17
 import textwrap
 
 import pandas as pd
 
-from ..audit.errors import KEYS, first_images, outcomes, shares, typical
+from ..audit.errors import CHANCE, KEYS, first_images, outcomes, shares, typical
 from ..errors import unknown
 from ..metrics import per_query
 from .examples import GREEN, GREY, ORANGE, blank
@@ -140,6 +140,12 @@ def type_rates(judged: pd.DataFrame,   # from `judge`
         if len(some): parts.append(shares(some, 'outcome', (kind,), ('subcategory',), resamples, seed).assign(among=FIRST[among]))
     if not parts: raise unknown('type of error among these queries', kind, sorted(set(outcomes(judged).type)))
     return pd.concat(parts, ignore_index=True)[[*KEYS, 'among', 'level', 'group', 'outcome', 'value', 'low', 'high', 'n']]
+
+def with_blind(judged: pd.DataFrame, blind: pd.DataFrame,  # from `judge`; of `place_images`
+               kind: str, resamples=1000, seed=0) -> pd.DataFrame:  # as `type_rates`; the last model is blind, by the first of its place alone
+    "The same beside what choosing blindly among the images of a place would give."
+    both = pd.concat([type_rates(some, kind, resamples, seed) for some in (judged, blind)], ignore_index=True)
+    return both[(both.model != CHANCE) | (both.among == FIRST['place'])].reset_index(drop=True)
 
 def wide_rates(table: pd.DataFrame,    # from `type_rates`
               ) -> pd.DataFrame:       # strings in percent, with the number of queries

@@ -20,7 +20,7 @@ STEPS = ('synth', 'embed', 'rank', 'others')   # the stages of a run, in order
 NEEDS = {                            # paper -> item -> the last stage that it needs; '*' for items not listed
     'edir': {'table1': 'synth', 'table2': 'synth', 'table4': '', 'figure1': 'synth', 'figure2': 'synth', 'funnel': 'synth',
              'figure3': 'others', 'figure4': 'others', 'claims': 'others', '*': 'rank'},
-    'circus': {'recall': 'others', 'gap': 'others', 'pool': 'others'}}
+    'circus': {'recall': 'others', 'gap': 'others', 'pool': 'others', 'audit': 'others'}}
 LONG = 'long'                        # the group that trains; never part of 'all'
 DATA = {'circus': 'circus'}          # paper -> the folder of `data/` that it reads and a wheel has not: its licence differs
 BENCHMARK = tuple(f'benchmark/{n}' for n in ('benchmark.json', 'queries.jsonl', 'corpus.jsonl', 'instances.jsonl'))
