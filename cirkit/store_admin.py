@@ -6,6 +6,7 @@
 __all__ = ['Entry', 'open_store', 'entry', 'entries', 'faults', 'close', 'merge', 'garbage', 'collect']
 
 # %% ../nbs/core/10a_store_admin.ipynb #c76b754d4
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from .errors import CirkitError
 from .fingerprint import digest, file_digest
 from .io import atomic, sweep, write_json
-from .store import Store
+from .store import NAME, Store, remove
 
 # %% ../nbs/core/10a_store_admin.ipynb #c63c5508a
 @dataclass(frozen=True)
@@ -29,7 +30,9 @@ class Entry:
     meta: dict
 
     @property
-    def model(self) -> str: return str(self.meta.get('model', {}).get('model', '') or self.meta.get('tower', {}).get('tower', ''))
+    def model(self) -> str:  # '' where the record does not say
+        said = [self.meta.get(kind) for kind in ('model', 'tower')]
+        return next((str(v[kind]) for kind, v in zip(('model', 'tower'), said) if isinstance(v, dict) and v.get(kind)), '')
 
 # %% ../nbs/core/10a_store_admin.ipynb #c75d76c4f
 def open_store(folder) -> Store:
@@ -42,7 +45,7 @@ def open_store(folder) -> Store:
 def _keys(store: Store) -> list[str]:
     "Folders that hold something of a store's."
     names = ('manifest.json', 'plan.json', 'index.parquet')
-    return sorted(d.name for d in store.folder.iterdir() if d.is_dir() and (any((d / n).exists() for n in names) or any(d.glob('part-*.safetensors'))))
+    return sorted(d.name for d in store.folder.iterdir() if re.fullmatch(NAME, d.name) and d.is_dir() and (any((d / n).exists() for n in names) or any(d.glob('part-*.safetensors'))))
 
 def entry(store: Store, key: str) -> Entry:
     "What is known of a key without reading its vectors."
@@ -63,8 +66,9 @@ def faults(store: Store, key: str) -> list[str]:  # one line each
     "What is wrong with a key."
     found, ids, dims, where = [], [], set(), store.key_dir(key)
     for path in sorted(where.glob('part-*.safetensors')):
+        if not path.stem[5:].isdecimal(): found.append(f"{path}: is not a shard's name; remove it"); continue
         try: names, vectors = store.read_shard(key, int(path.stem[5:]))
-        except (CirkitError, ValueError) as e: found.append(str(e)); continue
+        except CirkitError as e: found.append(str(e)); continue
         ids += names; dims.add(vectors.shape[1])
     if len(set(ids)) < len(ids): found.append(f"{where}: an id is there twice")
     if len(dims) > 1: found.append(f"{where}: vectors of dimension {sorted(dims)}")
@@ -83,7 +87,8 @@ def close(store: Store, key: str) -> bool:  # whether all shards are there
     "Finish a key whose shards are all there."
     plan = store.plan(key)
     if plan is None or store.is_closed(key): return store.is_closed(key)
-    if store.done(key) != set(range(plan['shards'])): return False
+    done = store.done(key)
+    if len(done) != plan['shards'] or max(done) >= plan['shards']: return False
     ids = [i for n in range(plan['shards']) for i in store.read_shard(key, n)[0]]
     if len(ids) != plan['count'] or digest(ids) != plan['ids']:
         raise CirkitError(f"{store.key_dir(key)}: {len(ids)} ids, not the {plan['count']} of plan.json in their order; delete the folder and run again")
@@ -93,7 +98,8 @@ def close(store: Store, key: str) -> bool:  # whether all shards are there
 # %% ../nbs/core/10a_store_admin.ipynb #c23df0d69
 def _same_plan(one: dict, other: dict, where) -> dict:
     "A plan that two stores share, with the larger drift."
-    drifts = {k: max(one['meta'][k], other['meta'].get(k, 0)) for k in ('drift', 'drift_median') if k in one['meta']}
+    both = {k: (one['meta'][k], other['meta'].get(k, 0)) for k in ('drift', 'drift_median') if k in one['meta']}
+    drifts = {k: max(pair) for k, pair in both.items() if all(isinstance(v, int | float) for v in pair)}
     merged = other | {'meta': other['meta'] | drifts}
     if merged != one | {'meta': one['meta'] | drifts}: raise CirkitError(f"{where}: other items, another model or another cut than in the store it is merged into; merge shares of one run")
     return merged
@@ -137,6 +143,6 @@ def garbage(store: Store,
 def collect(store: Store, found: list[tuple[Path, str, int]]):
     "Remove what `garbage` found, and temporary files of dead processes."
     for where, _, _ in found:
-        for path in sorted(where.iterdir(), key=lambda p: p.name != 'manifest.json'): path.unlink()   # first, so that nobody reads half a key
+        for path in sorted(where.iterdir(), key=lambda p: p.name != 'manifest.json'): remove(path)   # first, so that nobody reads half a key
         where.rmdir()
     for key in _keys(store): sweep(store.key_dir(key))

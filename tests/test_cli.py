@@ -240,3 +240,26 @@ def test_check_lists_what_differs(toy, tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out
     assert "differs: table3.csv row 2 (m, R@1): value is 0.70, committed 0.50" in shown and "1 differences" in shown
     assert module._conclude(outcomes, tmp_path / "committed", check=True) == 0
+
+
+def test_embed_has_the_limits_of_services(elsewhere, monkeypatch):
+    from cirkit.report import steps
+    seen = []
+    monkeypatch.setattr(steps, "ensure", lambda *a, **k: seen.append(getattr(steps.DO["embed"], "keywords", None)))
+    monkeypatch.setenv("GEMINI_API_KEY", "x")
+    before = dict(steps.DO)
+    assert call("embed", "--profile", "smoke", "--models", "gemini-embedding-2", "--cap", "7", "--per-minute", "30")[0] == 0
+    assert call("embed", "--profile", "smoke", "--models", "gemini-embedding-2")[0] == 0
+    assert seen == [{"limits": {"cap": 7, "per_minute": 30.0}}, None] and steps.DO == before
+    code, out, error = call("embed", "--profile", "smoke", "--cap", "7")
+    is_one_line(error, "cap: none of", "is a service")
+    code, out, error = call("embed", "--profile", "smoke", "--models", "gemini-embedding-2", "--cap", "7", "--engine", "ray")
+    is_one_line(error, "--engine local")
+
+
+@pytest.mark.parametrize("wrong, told", [(["--by", "x"], "unknown level"), (["--modality", "smell"], "unknown modality"), (["--metrics", "hit@x"], "cut-off"), (["--metrics", "nDCG"], "unknown metric")])
+def test_what_cannot_be_scored_is_told_before_any_model_runs(toy, elsewhere, monkeypatch, wrong, told):
+    monkeypatch.setattr("cirkit.report.evaluate.rank_models", lambda *a, **k: pytest.fail("it ran"))
+    code, out, error = call("evaluate", toy.folder/"benchmark", "--models", "world-ridge", *wrong)
+    assert code == 2
+    is_one_line(error, told)

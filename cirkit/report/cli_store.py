@@ -12,6 +12,8 @@ from dataclasses import asdict
 
 import click
 
+from ..errors import one_line
+
 # %% ../../nbs/report/14f_cli_store.ipynb #c9e54a9e8
 @click.group()
 def store():
@@ -39,7 +41,7 @@ def size(n: int) -> str:
 def _line(e) -> str:
     "One key as a line."
     state = e.state if e.state != 'partial' else f"partial, {e.shards} of {e.of or '?'} shards"
-    what = ' '.join(filter(None, (e.model, e.meta.get('side', ''), e.meta.get('modality', '')))) or '-'
+    what = one_line(' '.join(str(v) for v in (e.model, e.meta.get('side'), e.meta.get('modality')) if v)) or '-'
     return f'{e.key[:12]}  {state:24}  {e.rows:>9,} x {e.dim or "?":<5}  {size(e.bytes):>10}  {what}'
 
 @store.command()
@@ -77,7 +79,7 @@ def verify(folder, keys):
     chosen = [e for e in entries(opened) if not keys or e.key.startswith(keys)]
     if keys and not chosen: raise CirkitError(f"{opened.folder}: no key begins with {', '.join(keys)}; see `cirkit store ls`")
     wrong = [line for e in chosen for line in faults(opened, e.key)]
-    for line in wrong: click.echo(line)
+    for line in wrong: click.echo(one_line(line))
     click.echo(f"{len(chosen)} sets read, {len(wrong)} faults" + ("; `cirkit store gc` removes broken sets, embedding again makes what is missing" if wrong else ''))
     sys.exit(1 if wrong else 0)
 
