@@ -115,11 +115,11 @@ class Budget:
 class HttpError(CirkitError):
     "A request without a usable answer; `status` is the server's, or 0."
     def __init__(self, line: str, status: int = 0,
-                 alone: bool = False):  # whether others were answered while this one failed
+                 down: bool = False):  # whether nobody was there to answer
         super().__init__(line)
-        self.status, self.alone = status, alone
+        self.status, self.down = status, down
 
-    def __reduce__(self): return HttpError, (str(self), self.status, self.alone)
+    def __reduce__(self): return type(self), (str(self), self.status, self.down)
 
 class Stopped(HttpError):
     "A request that was given up because another one failed."
@@ -294,7 +294,7 @@ def _persist(self, url: str, data: bytes, units: int, count: Callable[[dict], in
         self._rest(rests - 1, fault.asked)
     how = f"gave up after {tried} of {self.tries} tries" if since is None else f"the server has been down for {now - since:,.0f} s"
     asked = f"; the server asks to wait {fault.asked:,.0f} s" if fault.asked else ""
-    raise HttpError(f"{how}: {fault}{asked}; run again later", fault.status, alone)
+    raise HttpError(f"{how}: {fault}{asked}; run again later", fault.status, since is not None or fault.down and not fault.status)
 
 Client._down, Client._persist = _down, _persist
 
@@ -309,7 +309,7 @@ def _post(self,
     url, data = self.base + path, json.dumps(body).encode()
     with self._slots:
         try: return self._persist(url, data, units, count)
-        except HttpError as e: raise type(e)(f"{url}: {e}", e.status, e.alone) from None
+        except HttpError as e: raise type(e)(f"{url}: {e}", e.status, e.down) from None
 
 Client.post = _post
 

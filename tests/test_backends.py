@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,12 @@ from openai_stub import Stub, says
 
 from cirkit.check import check_folder
 from cirkit.errors import CirkitError
-from cirkit.io import read_jsonl
+from cirkit.io import read_jsonl, write_image
 from cirkit.paths import data_dir
 from cirkit.profiles import profile
 from cirkit.synth import backends, funnel
 from cirkit.synth.backends import load
-from cirkit.synth.interfaces import Picture
+from cirkit.synth.interfaces import Claim, EditJob, Picture
 from cirkit.synth.pipeline import build, guard
 from cirkit.synth.stages import STAGES, Plan, do_block
 
@@ -92,6 +91,9 @@ def made(stub, folder, **options): return build(Path(folder)/"run", TINY, backen
 def contents(folder): return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted((Path(folder)/"run").rglob("*")) if p.is_file() and "replies" not in p.parts}
 
 
+def replies_in(folder): return [f"{len((folder/'run'/'replies'/m/'replies.jsonl').read_bytes().splitlines()):,}" for m in ("eye", "pen")]
+
+
 def test_a_benchmark_from_a_served_model(stub, tmp_path):
     # one in nine answers is no good, and one item gets none at all
     stub.rule = lambda b: says("Certainly!") if len(b["messages"]) == 2 and b["seed"] % 9 == 0 else says("I'm sorry, I can't.") if b["seed"] % 97 == 5 else None
@@ -105,7 +107,7 @@ def test_a_benchmark_from_a_served_model(stub, tmp_path):
     shutil.copytree(tmp_path/"a"/"run"/"replies", tmp_path/"b"/"run"/"replies")
     made(stub, tmp_path/"b")                                   # everything anew, from what was kept
     assert len(stub.seen) == before and contents(tmp_path/"a") == contents(tmp_path/"b")
-    assert len(backends.spent(backend(stub, tmp_path/"b"))) == 2
+    assert sum(f" {n} replies kept" in line for n, line in zip(replies_in(tmp_path/"b"), backends.spent(backend(stub, tmp_path/"b")), strict=True)) == 2
 
 
 def test_killed_at_random_points_and_resumed_the_bytes_are_the_same(stub, tmp_path):
@@ -133,11 +135,24 @@ def test_blocks_side_by_side_give_the_same_bytes(stub, tmp_path):
     assert contents(tmp_path/"one") == contents(tmp_path/"many") and stub.most <= 8
 
 
+def test_photographs_edited_without_a_model_and_judged_by_one(stub, tmp_path):
+    write_image(tmp_path/"photos"/"one.png", np.random.default_rng(0).integers(0, 256, (70, 90, 3), np.uint8))
+    path, text = tmp_path/"b.toml", CONFIG.format(base=stub.base, concurrency=2)
+    text = text.replace('[seeds]\nkind = "world"', '[seeds]\nkind = "photographs"\nfolder = "photos"\nleast = 64').replace('kind = "test_backends:Painter"', 'kind = "classical"')
+    path.write_text('filters = ["os.path:exists"]\n' + text.replace('[proposer]\nkind = "mllm"\nmodel = "eye"', '[proposer]\nkind = "classical"'))
+    b = load(path, tmp_path/"run")
+    assert b.multiple == 32 and b.still and not b.across and len(b.subcategories) < 14 and b.filters == ("os.path:exists",)
+    seed, = b.seeds.draw(["s0"], [0], [1], 64)
+    pool, = b.proposer.propose([seed], [1])
+    image, = b.editor.edit([EditJob("s0-0", seed, tuple(pool[:1]), 64, 1)])
+    assert b.verifier.accept_edits([Claim("s0-0", seed, image, "", tuple(pool[:1]), 1)])[0] in (True, False) and len(stub.seen) == 1
+
+
 def test_another_wording_is_another_run(stub, tmp_path):
-    made(stub, tmp_path)
     b = backend(stub, tmp_path)
-    b.settings["verifier"]["prompts"]["edit_check"] = "2 other"
-    with pytest.raises(CirkitError, match="this folder was begun with verifier="): build(tmp_path/"run", TINY, b, workers=1, progress=False)
+    guard(Plan(tmp_path/"run"/"synth", TINY, b))
+    b.settings["verifier"]["chat"]["prompts"]["edit_check"] = "2 other"
+    with pytest.raises(CirkitError, match="this folder was begun with verifier="): guard(Plan(tmp_path/"run"/"synth", TINY, b))
 
 
 # the file

@@ -170,7 +170,7 @@ def _part(self, stage: str):  # the part, and its settings
     if kind == "none": return Unscreened(), {}
     if kind == "mllm":
         chat = self._chat(stage if stage in self.table else "verifier")
-        return TALKERS[stage](chat), chat.settings
+        return TALKERS[stage](chat), {"chat": chat.settings}
     if kind == "photographs": return self.photographs, {"photographs": self.photographs.fingerprint}
     if kind == "diffusers" or ":" in kind:
         make = own("cirkit.synth.diffusers:load" if kind == "diffusers" else kind, self.where(stage))
@@ -182,7 +182,17 @@ def _part(self, stage: str):  # the part, and its settings
 
 Parts.part = _part
 
-# %% ../../nbs/synth/30_backends.ipynb #c70fbff90
+# %% ../../nbs/synth/30_backends.ipynb #c64200976
+def _manner(self, kinds: dict[str, str], editor) -> dict:  # arguments of Backend
+    "How the run is to be, as far as parts and file say."
+    found = {"multiple": getattr(editor, "multiple", 1)}
+    if kinds["editor"] == "classical": found |= {k: getattr(self.classical, k) for k in ("multiple", "still")}
+    if kinds["proposer"] == "classical": found |= {k: getattr(self.classical, k) for k in ("across", "subcategories")}
+    return found | {k: tuple(v) if isinstance(v, list) else v for k, v in self.table.items() if k in ("multiple", "still", "filters")}
+
+Parts.manner = _manner
+
+# %% ../../nbs/synth/30_backends.ipynb #cb1b2778b
 def load(path: Path,  # a TOML file
          work: Path,  # folder of the run; kept replies go to replies/ in it
         ) -> Backend:
@@ -193,15 +203,13 @@ def load(path: Path,  # a TOML file
     check_mix(path, kinds)
     parts = Parts(path, table, Path(work))
     found = {stage: parts.part(stage) for stage in KINDS}
-    settings = {stage: {"kind": kinds[stage], **told} for stage, (_, told) in found.items()}
+    settings = {stage: {**told, "kind": kinds[stage]} for stage, (_, told) in found.items()}
     seeds, screen, proposer, editor, rewriter, checks = (part for part, _ in found.values())
     verifier = checks if "filter" not in table else Checks(screen, checks)
-    more = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k in ("multiple", "still", "filters")}
-    if kinds["proposer"] == "classical": more |= {"across": parts.classical.across, "subcategories": parts.classical.subcategories}
     licence = table.get("licence") or getattr(parts.world if kinds["seeds"] == "world" else seeds, "licence", "")
-    return Backend(table.get("name", path.stem), seeds, proposer, editor, rewriter, verifier, settings, licence, **more)
+    return Backend(table.get("name", path.stem), seeds, proposer, editor, rewriter, verifier, settings, licence, **parts.manner(kinds, editor))
 
-# %% ../../nbs/synth/30_backends.ipynb #cc7d28e46
+# %% ../../nbs/synth/30_backends.ipynb #c3f8a209c
 def spent(backend: Backend) -> list[str]:
     "What the served models of a backend have cost so far."
     parts = (backend.proposer, backend.rewriter, *(getattr(backend.verifier, p, backend.verifier) for p in ("screen", "checks")))

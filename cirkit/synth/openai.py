@@ -22,7 +22,7 @@ from PIL import Image
 
 from ..errors import CirkitError, one_line
 from ..fingerprint import digest
-from ..http import Budget, Client, HttpError, Lost
+from ..http import Budget, Client, HttpError, Lost, Stopped
 from ..io import encode_image
 from .answers import Conversation
 from .chat import ChatJob, ChatReply, Completion, Message, Turn
@@ -209,26 +209,37 @@ def _fetch(self, turn: Turn, talk: Conversation, key: str) -> Completion:
     try: said, form = self._send(turn, most(turn, self.server.side))
     except HttpError as e:
         if e.status in REFUSED: return self._reject(Completion(str(e), "error"), talk, key)
-        if e.alone: return Completion(str(e), "error")
-        raise
+        passing = e.status < 300 or e.status >= 500 or e.status in (408, 425)
+        if isinstance(e, Stopped) or e.down or not passing: raise
+        self._greet()
+        return Completion(str(e), "error")
     self._keep(key, said, talk, form)
     return said
 
 def _send(self, turn: Turn, estimate: tuple[int, int]) -> tuple[Completion, int]:  # what was said, and in which format
     "Post, in the strictest format that the server takes."
-    def cost(reply):
-        said = completion(reply, estimate)
-        return self.server.units(said.tokens_in, said.tokens_out)
     asked, ways = body(turn, self.server, data_url), formats(turn.schema)
     for form in range(self.form, len(ways)):
-        try: reply = self.client.post("/chat/completions", asked | ways[form], self.server.units(*estimate), cost)
+        try: reply = self._post(asked | ways[form], estimate)
         except HttpError as e:
             if e.status not in (400, 422) or form == len(ways) - 1: raise
         else:
             self.form = max(self.form, form)
             return completion(reply, estimate), form
 
-Served._fetch, Served._send = _fetch, _send
+def _greet(self):
+    "Find out whether the server answers at all."
+    hello = Turn((Message("user", "Say hello."),), {}, 16, 0., 0)
+    self._post(body(hello, self.server, data_url), most(hello, 0))
+
+def _post(self, asked: dict, estimate: tuple[int, int]) -> dict:
+    "One request, within the budget."
+    def cost(reply):
+        said = completion(reply, estimate)
+        return self.server.units(said.tokens_in, said.tokens_out)
+    return self.client.post("/chat/completions", asked, self.server.units(*estimate), cost)
+
+Served._fetch, Served._send, Served._greet, Served._post = _fetch, _send, _greet, _post
 
 # %% ../../nbs/synth/12a_openai.ipynb #c48952735
 def _keep(self, key: str, said: Completion, talk: Conversation, form: int):
@@ -262,8 +273,8 @@ Served._keep, Served._reject, Served._count_others = _keep, _reject, _count_othe
 # %% ../../nbs/synth/12a_openai.ipynb #c04266179
 def _spent(self) -> str:
     "What the folder of replies has cost, in one line."
-    r, s = self.replies, self.server
-    cost = f", cost {(r.tokens_in * s.price_in + r.tokens_out * s.price_out)/1e6:,.2f}" if s.price_in + s.price_out else ""
-    return f"{s.model}: {r.requests:,} replies kept, {r.tokens_in:,} tokens read and {r.tokens_out:,} written{cost}; {self.client.requests:,} requests in this run"
+    (kept, read, written), s = self.replies.totals(), self.server
+    cost = f", cost {(read * s.price_in + written * s.price_out)/1e6:,.2f}" if s.price_in + s.price_out else ""
+    return f"{s.model}: {kept:,} replies kept, {read:,} tokens read and {written:,} written{cost}; {self.client.requests:,} requests in this run"
 
 Served.spent = _spent

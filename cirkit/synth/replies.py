@@ -90,4 +90,11 @@ def _put(self, key: str,     # 64 hex digits
         while line: line = line[os.write(file, line):]
         self._catch_up(file)
 
-Replies.get, Replies.put = _get, _put
+def _totals(self) -> tuple[int, int, int]:  # replies, tokens read, tokens written
+    "What all replies in the file have cost."
+    try:
+        with self._opened(os.O_RDONLY) as file: self._catch_up(file)
+    except FileNotFoundError: pass
+    return self.requests, self.tokens_in, self.tokens_out
+
+Replies.get, Replies.put, Replies.totals = _get, _put, _totals
