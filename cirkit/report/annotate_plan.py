@@ -102,6 +102,7 @@ class Item:
     @property
     def candidates(self) -> tuple: return self.negatives + self.others
 
+# %% ../../nbs/report/18_annotate_plan.ipynb #cf4e8ab07
 @dataclass(frozen=True)
 class Study:
     "What is judged by whom; saved as study.json."
@@ -115,7 +116,7 @@ class Study:
     items: tuple      # Item, in the benchmark's order
     given: dict       # annotator -> numbers of items in the order in which they are shown
 
-# %% ../../nbs/report/18_annotate_plan.ipynb #cf4e8ab07
+# %% ../../nbs/report/18_annotate_plan.ipynb #cbce1a089
 def make_study(run: Run,
                annotators,           # names
                share: float = .12,   # of the queries
@@ -135,7 +136,7 @@ def make_study(run: Run,
     given = assign({q.id: q.subcategory for q in queries}, names, overlap, seed)
     return Study(b.name, b.fingerprint, seed, share, overlap, model, top, items, {a: tuple(number[i] for i in ids) for a, ids in given.items()})
 
-# %% ../../nbs/report/18_annotate_plan.ipynb #c40eaa485
+# %% ../../nbs/report/18_annotate_plan.ipynb #cab5f02e5
 ADJUDICATOR = 'adjudicator'
 
 def check_names(names) -> tuple:
@@ -149,7 +150,7 @@ def check_names(names) -> tuple:
     if twice: raise CirkitError(f"annotator {twice[0]!r} is named twice; names differ in more than capitals")
     return names
 
-# %% ../../nbs/report/18_annotate_plan.ipynb #cbdc860fb
+# %% ../../nbs/report/18_annotate_plan.ipynb #cb629d7b4
 FORMAT = 'cirkit-annotation/1'
 
 def save_study(study: Study, path):
@@ -167,7 +168,7 @@ def load_study(path,              # study.json
     items = tuple(Item(i['id'], i['target'], tuple(i['negatives']), tuple(i['top'])) for i in told['items'])
     return Study(**{k: told[k] for k in keys} | {'items': items, 'given': {a: tuple(ns) for a, ns in told['given'].items()}})
 
-# %% ../../nbs/report/18_annotate_plan.ipynb #cb629d7b4
+# %% ../../nbs/report/18_annotate_plan.ipynb #c2c51236c
 def open_study(run: Run,
                path,          # study.json; made if it is missing
                annotators=(),  # names; needed for a new study
