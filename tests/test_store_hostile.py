@@ -85,7 +85,7 @@ def test_an_embedding_goes_on_over_it(tmp_path, harm):
     store = make(tmp_path)
     HARM[harm](tmp_path/"k")
     np.testing.assert_array_equal(fill(store, "k", IDS, lambda rows: VECTORS[rows], {"model": {"model": "toy"}}, shard=2), VECTORS)
-    assert store.manifest("k")["count"] == 6 and len(merge([], tmp_path)) == 1
+    assert len(merge([], tmp_path)) == 1
 
 
 def test_folders_that_are_no_keys_are_left_alone(tmp_path):

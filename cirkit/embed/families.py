@@ -9,7 +9,7 @@ __all__ = ['ARCHITECTURES', 'REMOTE', 'Family', 'Merged', 'Qwen', 'Qwen3', 'Llav
 # %% ../../nbs/embed/15d_families.ipynb #cbfc1e888
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -246,15 +246,16 @@ def _qwen(config, processor, kind, cls=Qwen, **more): return cls(patch=processor
 def _qwen3(config, processor, kind): return _qwen(config, processor, kind, Qwen3, layers=len(config.vision_config.deepstack_visual_indexes))
 def _omni(config, processor, kind): return _qwen(config, processor, kind, typed=False)
 
-def _llava(config, processor, kind, cls=LlavaNext):
-    v = config.vision_config
-    return cls(v.image_size, v.patch_size, tuple(map(tuple, processor.image_grid_pinpoints)), config.vision_feature_select_strategy == "full")
+def _llava(config, processor, kind, cls=LlavaNext, **more):
+    v, pinpoints = config.vision_config, tuple(map(tuple, processor.image_grid_pinpoints))
+    if {*pinpoints} != {*map(tuple, config.image_grid_pinpoints)}:
+        raise CirkitError("image_grid_pinpoints of config.json and preprocessor_config.json differ: network and pixels would count other tiles; get both files from one release")
+    return cls(v.image_size, v.patch_size, pinpoints, config.vision_feature_select_strategy == "full", **more)
 
 def _one_crop(config, processor, kind): return _llava(config, processor, kind, OneCrop)
 
-def _one_vision(config, processor, kind):
-    v = config.vision_config
-    return OneVision(v.image_size, v.patch_size, tuple(map(tuple, processor.image_grid_pinpoints)), most=int(config.vision_aspect_ratio.rpartition("_")[2]))
+def _one_vision(config, processor, kind):     # its "full" is SigLIP's, which has no class token
+    return replace(_llava(config, processor, kind, OneVision, most=int(config.vision_aspect_ratio.rpartition("_")[2])), full=False)
 
 def _mllama(config, processor, kind):
     v = config.vision_config

@@ -70,7 +70,7 @@ def look(p: "MllmPreparer", item: Item) -> tuple[dict, list[int]]:
     if mark in item.text: raise CirkitError(f"item {item.id!r}: its text holds {mark}, the mark of an image; take it out")
     images = read_images(item.id, item.images, p.settings.resize, p.settings.round_to)
     try: arrays = p.family.pixels(p.processor, images) if images else {}
-    except ValueError as e: raise CirkitError(f"item {item.id!r}: the image processor refuses {', '.join(map(str, item.images))}: {one_line(e)}") from None
+    except Exception as e: raise CirkitError(f"item {item.id!r}: the image processor refuses {', '.join(map(str, item.images))}: {one_line(e)}") from None
     return arrays, p.family.counts(arrays) if arrays else []
 
 def words(p: "MllmPreparer", item: Item, side: str, text: str) -> str:
@@ -257,7 +257,7 @@ def faults(name: str, source: str):
     "What the library raises while it loads, in one line."
     try: yield
     except CirkitError: raise
-    except (OSError, ImportError, ValueError, KeyError) as e:
+    except Exception as e:      # a configuration that makes no sense fails anywhere, in any way
         raise CirkitError(f"model {name!r}: {source} cannot be loaded: {one_line((str(e).splitlines() or [repr(e)])[0])[:300]}; check folder, revision and packages") from None
 
 # %% ../../nbs/embed/15z_mllm.ipynb #cfe82f722
@@ -280,8 +280,8 @@ def load(entry_or_id,                       # a catalogue entry, its id, or a hu
     with faults(name, source[0]):
         model, make = load_network(*source, torch_dtype(s.dtype), attention, adapter)
         tokenizer, pixels = load_parts(*parts)
-    ready = joined(name, model.config, make, tokenizer, pixels, s)
-    grow(model, len(tokenizer))
+        ready = joined(name, model.config, make, tokenizer, pixels, s)
+        grow(model, len(tokenizer))
     return configure(Mllm(name, model.to(device or "cpu"), ready, weights, attention), compiled=compiled)
 
 # %% ../../nbs/embed/15z_mllm.ipynb #c1a66d632
