@@ -122,7 +122,23 @@ def synth(profile, work, workers, engine, fresh):
     with _done_by(engine, workers): work = ensure(profile, work, '', workers, 'synth', fresh)
     click.echo(f"benchmark: {work/'benchmark'}")
 
-# %% ../../nbs/report/14a_cli_run.ipynb #cc758df56
+# %% ../../nbs/report/14a_cli_run.ipynb #cee9e10f0
+def _share(shard, profile, models, work):
+    "Embed every n-th shard with every model."
+    from cirkit.embed.engine import Digests, embed_part, parse_part
+    from cirkit.profiles import profile as named
+    from cirkit.report.evaluate import MODALITIES, as_benchmark, embedders, items
+    from cirkit.store import Store
+    part, size = parse_part(shard), named(profile, **({'models': models} if models else {}))
+    bench, store, digests = as_benchmark(work/'benchmark'), Store(work/'store'), Digests()
+    queries, gallery = items(bench)
+    images = [p for i in queries + gallery for p in i.images]
+    for model in embedders(size.models):
+        for m in MODALITIES: embed_part(model, queries, 'query', m, store, part, images, digests)
+        embed_part(model, gallery, 'target', 'image', store, part, images, digests)
+    click.echo(f"share {shard}: {work/'store'}")
+
+# %% ../../nbs/report/14a_cli_run.ipynb #c97ac06b3
 def _services(profile, models, asked):
     "Refuse limits that are for nobody, before anything is done."
     from cirkit.profiles import profile as named
@@ -137,7 +153,8 @@ def _services(profile, models, asked):
 @engine_option
 @cap_option
 @per_minute_option
-def embed(profile, work, models, workers, engine, cap, per_minute):
+@click.option('--shard', default='', metavar='I/N', help='Only this share of the vectors, such as 2/8, and no ranks.')
+def embed(profile, work, models, workers, engine, cap, per_minute, shard):
     """Embed a run's queries and gallery and rank them (builds the benchmark if it is missing).
 
     Vectors are kept: a model is computed once for the same images and texts.
@@ -148,9 +165,12 @@ def embed(profile, work, models, workers, engine, cap, per_minute):
       cirkit embed --profile small --models world-clip,world-searle
       cirkit embed --profile small --models +lite0
       cirkit embed --profile paper --engine ray --work /shared/run
+      cirkit embed --profile paper --shard 2/8     one of eight processes; then cirkit store merge --into runs/paper/store
       cirkit embed --profile smoke --models gemini-embedding-2 --cap 500000 --per-minute 60
     """
     asked = limits(cap=cap, per_minute=per_minute)
+    if shard and (asked or engine != 'local'): raise CirkitError('--shard is a share for one process; leave out --engine, --cap and --per-minute')
+    if shard: return _share(shard, profile, models, ensure(profile, work, models, workers, 'synth'))
     if asked: _services(profile, models, asked)
     with _done_by(engine, workers, asked): work = ensure(profile, work, models, workers, 'rank')
     click.echo(f"rank tables: {work/'ranks'}")
