@@ -182,6 +182,7 @@ def explore(run: Run,
     "Write the page of a run."
     out = Path(out)
     if out.suffix.lower() not in ('.html', '.htm'): raise CirkitError(f"{out}: the page is an HTML file; give a name that ends in .html")
+    if side < 1: raise CirkitError(f"side is {side}; a thumbnail has one pixel at least")
     c = columns(run, models, top, limit, seed)
     thumbs, n, folder = thumbnails(run.bench, c.pictures, side), len(c.page['queries']['id']), None
     if n > one_file:

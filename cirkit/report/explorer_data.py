@@ -106,6 +106,7 @@ def _queries(queries, bench, number):
 def _pictures(queries, run, columns, tops, number):
     "Number the images that are seen: those of each query, and those of candidates in its lists."
     picture, names = Numbers(), [*number]
+    if strange := [n for n in names if n not in run.candidates]: raise CirkitError(f"{run.folder/'ranks'}: candidate {strange[0][:80]!r} is not in the gallery of {run.folder/'benchmark'}; rank again")
     image = [run.candidates[name].image for name in names]
     refs = [[picture[i] for i in q.images[:SHOWN]] for q in queries]
     seen = {n for side in ('pos', 'neg') for some in columns[side] for n in some[:SHOWN]} | {n for flat in tops for n in flat if n >= 0}

@@ -12,7 +12,7 @@ import textwrap
 import pandas as pd
 
 from ..audit.errors import CHANCE, KEYS, first_images, outcomes, shares, typical
-from ..errors import unknown
+from ..errors import CirkitError, unknown
 from ..metrics import per_query
 from .examples import GREEN, GREY, ORANGE, blank
 from .figures import PAGE, PALETTE, picture, place
@@ -25,6 +25,7 @@ def best_models(ranks: pd.DataFrame,  # RankTables
                ) -> dict:             # family -> model, MLLM first
     "The model of each family with the best R@1 for composed queries; the earlier one of equals."
     some = ranks[ranks.modality == 'composed']
+    if some.empty: raise CirkitError("no ranks of composed queries; rank them first")
     mean = some.assign(score=per_query(some, ['hit@1'])['hit@1']).groupby(['family', 'model'], sort=False).score.mean()
     return {family: mean[family].idxmax() for family in sorted(mean.index.unique('family'))}
 
