@@ -21,7 +21,7 @@ from .meter import Meter
 from .protocol import ABSENT, Embedder, Item, Tower, checked, present
 from .selfcheck import start_check
 from .workers import Workers
-from ..errors import CirkitError
+from ..errors import CirkitError, one_line
 from ..fingerprint import digest, file_digest
 from ..store import Store, vector_key
 
@@ -168,15 +168,27 @@ class Job:
         if missing or plan is None: meta |= start_check(self.embedder, self.items, self.side, self.modality, hashed=self.digests)
         if plan is not None: meta |= plan["meta"]
 
+    @contextmanager
+    def told(self, rows: slice):
+        "What a model raises, in one line with the items; a full disk and our own errors pass as they are."
+        try: yield
+        except (CirkitError, OSError): raise
+        except Exception as e:
+            some = f"{self.ids[rows][0]!r} to {self.ids[rows][-1]!r}"
+            raise CirkitError(f"model {self.embedder.id!r} failed on items {some} ({self.side}, {self.modality}): "
+                              f"{one_line(' '.join(f'{type(e).__name__}: {e}'.split()))[:300]}; check its files, its dtype and the packages") from e
+
     def do(self, how: Callable, store: Store, cached: dict, options: Options, shared: bool, **more):  # how: `fill` or `work`
         meta, meter = {"model": self.embedder.fingerprint(), "side": self.side, "modality": self.modality}, Meter(len(self.ids), show=options.bar)
         try:
             with computing(self.embedder, self.items, self.side, options, meter, cached, shared) as (begin, compute):
                 def first(missing):
                     meter.skip(len(self.ids) - sum(rows.stop - rows.start for rows in missing))
-                    self.check(store, meta, missing)
+                    with self.told(slice(None)): self.check(store, meta, missing)
                     begin(missing)
-                return how(store, self.key, self.ids, compute, meta, begin=first, **more)
+                def named(rows):
+                    with self.told(rows): return compute(rows)
+                return how(store, self.key, self.ids, named, meta, begin=first, **more)
         finally: meter.close()
 
 def _seen(ids):

@@ -123,9 +123,16 @@ class Pixels:
 
     def __call__(self, path: Path) -> dict[str, np.ndarray]:  # pixel_values (1, 3, size, size) uint8, or (1, patches, values) with their mask and shape
         image = read_image(path)
-        if self.how == "own": return dict(self.processor(images=[Image.fromarray(image)], do_rescale=False, do_normalize=False, return_tensors="np"))
+        if self.how == "own": return self.own(image, path)
         image = clip_crop(target_pad(image) if self.how == "targetpad" else image, self.size)
         return {"pixel_values": image.transpose(2, 0, 1)[None]}
+
+    def own(self, image: np.ndarray, path: Path) -> dict[str, np.ndarray]:
+        "By the saved processor, whose errors name the file."
+        try: return dict(self.processor(images=[Image.fromarray(image)], do_rescale=False, do_normalize=False, return_tensors="np"))
+        except Exception as e:
+            h, w = image.shape[:2]
+            raise CirkitError(f"{path}: the image processor refuses {w} x {h} pixels: {one_line(e)[:200]}; check the image and preprocessor_config.json") from None
 
     def scale(self, values: torch.Tensor) -> torch.Tensor:  # uint8, channels first or as patches -> float32
         "Mean and deviation of the model."
