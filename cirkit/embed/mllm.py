@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LONG', 'PASSED', 'Settings', 'settings', 'look', 'words', 'spread', 'fit', 'MllmPreparer', 'Mllm', 'plain',
-           'network_class', 'load_network', 'with_adapter', 'load_parts', 'torch_dtype', 'pinned', 'close', 'grow',
-           'joined', 'find_entry', 'located', 'faults', 'load', 'preparer']
+           'network_class', 'load_whole', 'load_network', 'with_adapter', 'load_parts', 'torch_dtype', 'pinned',
+           'close', 'grow', 'joined', 'find_entry', 'located', 'faults', 'load', 'preparer']
 
 # %% ../../nbs/embed/15z_mllm.ipynb #c52991569
 from collections.abc import Sequence
@@ -175,14 +175,19 @@ def network_class(source: str, revision: str | None):
     name, make = architecture(config)
     return MmEmbed if name == "MmEmbed" else getattr(transformers, name), make
 
-def load_network(source: str, revision: str | None, dtype: torch.dtype, attention: str, adapter: Path | str | None = None):
-    "A network without its language head, and the maker of its family."
+def load_whole(source: str, revision: str | None, dtype: torch.dtype, attention: str):
+    "A network as it is published, language head included, and the maker of its family."
     cls, make = network_class(source, revision)
     whole, info = cls.from_pretrained(source, revision=revision, dtype=dtype, attn_implementation=attention, output_loading_info=True)
     lost = sorted(k for k in info["missing_keys"] if not k.startswith("lm_head")) + sorted(str(k) for k in info["mismatched_keys"])
     if lost: raise CirkitError(f"{source}: {len(lost)} weights of {cls.__name__} are missing or of another shape, e.g. {lost[0]}; the files are not whole, or another architecture's")
+    return whole, make
+
+def load_network(source: str, revision: str | None, dtype: torch.dtype, attention: str, adapter: Path | str | None = None):
+    "A network without its language head, and the maker of its family."
+    whole, make = load_whole(source, revision, dtype, attention)
     if adapter: whole = with_adapter(whole, adapter)
-    return (whole if cls is MmEmbed else whole.model).eval(), make
+    return (whole if isinstance(whole, MmEmbed) else whole.model).eval(), make
 
 def with_adapter(model, adapter: Path | str):
     "A model with a LoRA adapter merged in."
