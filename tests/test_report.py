@@ -220,7 +220,7 @@ def test_training_goes_one_after_the_other(tmp_path, built, monkeypatch):
     monkeypatch.setattr(reproduce, "make", lambda item, *a: begun.append(item.name) or reproduce.Outcome(item, "failed" if len(begun) == 2 else "made"))
     monkeypatch.setattr(reproduce, "make_all", lambda *a: pytest.fail("at once"))
     outcomes = reproduce.reproduce("long", "smoke", out=str(tmp_path), work=str(tmp_path), workers=8, progress=False, echo=lambda line: None)
-    assert [o.item.name for o in outcomes] == [i.name for i in items.paper_items("long")] and begun == [o.item.name for o in outcomes][:2]
+    assert [o.item for o in outcomes] == items.choose("long") and begun == [o.item.name for o in outcomes][:2]
     assert [o.status for o in outcomes] == ["made"] + ["failed"]*(len(outcomes) - 1) and outcomes[2].why == f"needs long/{begun[1]}, which failed"
 
 
