@@ -125,15 +125,17 @@ def synth(profile, work, workers, engine, fresh):
 # %% ../../nbs/report/14a_cli_run.ipynb #cee9e10f0
 def _share(shard, profile, models, work):
     "Embed every n-th shard with every model."
+    from cirkit.embed.catalogue import load
     from cirkit.embed.engine import Digests, embed_part, parse_part
+    from cirkit.embed.ray_engine import device
     from cirkit.profiles import profile as named
-    from cirkit.report.evaluate import MODALITIES, as_benchmark, embedders, items
+    from cirkit.report.evaluate import MODALITIES, as_benchmark, items
     from cirkit.store import Store
     part, size = parse_part(shard), named(profile, **({'models': models} if models else {}))
     bench, store, digests = as_benchmark(work/'benchmark'), Store(work/'store'), Digests()
     queries, gallery = items(bench)
-    images = [p for i in queries + gallery for p in i.images]
-    for model in embedders(size.models):
+    images, loaded = [p for i in queries + gallery for p in i.images], {}
+    for model in (load(name, loaded=loaded, **device(name)) for name in size.models):
         for m in MODALITIES: embed_part(model, queries, 'query', m, store, part, images, digests)
         embed_part(model, gallery, 'target', 'image', store, part, images, digests)
     click.echo(f"share {shard}: {work/'store'}")
