@@ -7,7 +7,6 @@ __all__ = ['WORDS', 'distinct', 'spread', 'drifts', 'other_text', 'made_up', 'bl
            'check_golden']
 
 # %% ../../nbs/embed/08d_selfcheck.ipynb #c6a4aad6f
-import itertools
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from .prepared import prepare
 from .protocol import Embedder, Item, checked
 from ..errors import CirkitError
 from ..fingerprint import file_digest
-from ..io import read_json, write_image, write_json
+from ..io import read_image, read_json, write_image, write_json
 
 # %% ../../nbs/embed/08d_selfcheck.ipynb #c9ca8c7c5
 def _length(item: Item) -> tuple:
@@ -59,20 +58,22 @@ def drifts(embedder: Embedder,
     return np.maximum(1 - np.sum(batch.astype(np.float64)*alone, axis=1), 0), batch
 
 # %% ../../nbs/embed/08d_selfcheck.ipynb #cc5fc95ab
-WORDS = "seven horses cross a frozen river at night while two children wave from the bridge".split()
+WORDS = "a in cat bird horse bridge".split(), "I to sea moon night window".split()   # of one to six letters
 
 def other_text(text: str) -> str:
-    "A text of the same form about something else."
-    count = itertools.count()
-    changed = re.sub(r"\w+", lambda m: m[0] if m[0].lower() == "and" else WORDS[next(count) % len(WORDS)], text)
-    return changed if changed != text or not text else WORDS[-1]
+    "A text of the same form about something else; no longer, because models have limits."
+    for words in WORDS:
+        changed = re.sub(r"\w+", lambda m: m[0] if m[0].lower() == "and" else words[min(len(m[0]), len(words)) - 1], text)
+        if changed.lower() != text.lower(): return changed
+    return text and text + " bridge"
 
 def made_up(item: Item, folder: Path) -> Item:    # whose images lie in the folder
     "An item of the same form about something else."
     images = tuple(Path(folder)/f"{n}.png" for n in range(len(item.images)))
-    for n, path in enumerate(images):
+    for n, (path, shown) in enumerate(zip(images, item.images)):
+        h, w = read_image(shown).shape[:2]
         coarse = np.random.default_rng(n).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-        write_image(path, coarse.repeat(40, 0).repeat(40, 1))
+        write_image(path, coarse[np.arange(h)*6//h][:, np.arange(w)*6//w])
     return replace(item, images=images, text=other_text(item.text))
 
 def blind(embedder: Embedder, item: Item, side: str,
