@@ -116,6 +116,7 @@ def require(plan: Plan):
     path = plan.folder / "alignment.json"
     if path.exists(): return
     rows = [r for block in plan.blocks[:4] for r in plan.rows("seeds", block)][:TRIED]
+    if not rows: return  # nothing will be edited
     refs = list(pictures(plan, rows).values())
     jobs = [EditJob(f"{r.id}-still", r, (NOTHING,), plan.profile.size, plan.seed("still", r.id)) for r in refs]
     made = answers("editor", jobs, plan.backend.editor.edit(jobs))
