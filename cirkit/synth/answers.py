@@ -85,6 +85,7 @@ def fault_of(said: Completion, schema: dict) -> tuple[dict | None, str]:
     if said.end == "length": return None, f"cut off, {fault}"
     return None, "refusal" if _SORRY.match(said.text) else fault
 
+# %% ../../nbs/synth/11b_answers.ipynb #c95a842a5
 class Conversation:
     "One job, turn by turn."
     def __init__(self, job: ChatJob, folder: Path | None = None):  # of prompt files; None: cirkit's own
@@ -96,18 +97,19 @@ class Conversation:
         "What the model gets now."
         return Turn(self.messages, self.schema, self.prompt.max_tokens * self.longer, self.prompt.temperature, self.job.seed % 2**31)
 
-    def hear(self, said: Completion) -> ChatReply | None:  # None: ask again
-        "Take what the model said."
-        self.said, self.tokens = self.said + 1, (self.tokens[0] + said.tokens_in, self.tokens[1] + said.tokens_out)
-        answer, fault = fault_of(said, self.schema)
-        if answer is not None or self.said > REPAIRS or said.end == "error": return self._reply(said, answer, fault)
-        if said.end == "length": self.longer *= 2
-        again = fill(self.again.user, {"fault": fault}, schema=json.dumps(self.schema))
-        self.messages += (Message("assistant", said.text[:_SHOWN] or "(no answer)"), Message("user", again))
+# %% ../../nbs/synth/11b_answers.ipynb #c9e862487
+def _hear(self, said: Completion) -> ChatReply | None:  # None: ask again
+    "Take what the model said."
+    self.said, self.tokens = self.said + 1, (self.tokens[0] + said.tokens_in, self.tokens[1] + said.tokens_out)
+    answer, fault = fault_of(said, self.schema)
+    if answer is not None or self.said > REPAIRS or said.end == "error": return ChatReply(self.job.id, said.text, answer, fault, *self.tokens)
+    if said.end == "length": self.longer *= 2
+    again = fill(self.again.user, {"fault": fault}, schema=json.dumps(self.schema))
+    self.messages += (Message("assistant", said.text[:_SHOWN] or "(no answer)"), Message("user", again))
 
-    def _reply(self, said, answer, fault): return ChatReply(self.job.id, said.text, answer, fault, *self.tokens)
+Conversation.hear = _hear
 
-# %% ../../nbs/synth/11b_answers.ipynb #cf7b0d396
+# %% ../../nbs/synth/11b_answers.ipynb #cf3074dca
 def converse(jobs: list[ChatJob],
              complete: Callable[[list[Turn]], list[Completion]],  # one completion for each turn, in order
              folder: Path | None = None,  # of prompt files; None: cirkit's own

@@ -39,6 +39,7 @@ def read(path: Path) -> dict:  # of the file, as it stands
     for stage in KINDS: _kind(path, table, stage)
     return table
 
+# %% ../../nbs/synth/30_backends.ipynb #c207f1cc4
 def _at(path, error: CirkitError) -> CirkitError: return CirkitError(f"{path}: {error}")
 
 def _kind(path: Path, table: dict, stage: str) -> str:
@@ -56,7 +57,7 @@ def own(name: str,    # 'module:function'
     try: return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as e: raise CirkitError(f"{where}: {name!r} cannot be loaded ({e}); write module:function of something that can be imported") from None
 
-# %% ../../nbs/synth/30_backends.ipynb #cd3678791
+# %% ../../nbs/synth/30_backends.ipynb #c38c0af49
 INPUTS = {"filter": ("seeds",), "proposer": ("seeds",), "editor": ("seeds", "proposer"), "rewriter": ("seeds", "proposer"), "verifier": ("seeds", "proposer", "editor")}
 SOURCE = {"world": "world", "classical": "photographs"}  # kind of the parts that need their own -> kind of the seeds that they need
 
@@ -69,7 +70,7 @@ def check_mix(path: Path, kinds: dict[str, str]):
             if kinds[before] != wanted:
                 raise CirkitError(f"{path}: {stage} {kind!r} cannot read what {before} {kinds[before]!r} makes; it needs {before} {wanted!r}")
 
-# %% ../../nbs/synth/30_backends.ipynb #c6ae3c98a
+# %% ../../nbs/synth/30_backends.ipynb #c618e4a72
 def made(make,            # a class or function; its options are keyword arguments
          options: dict,   # from the file
          where: str,      # for messages
@@ -91,7 +92,7 @@ def check_types(cls, options: dict, where: str):
         wrong = f.name in options and wanted and (not isinstance(options[f.name], wanted) or isinstance(options[f.name], bool) != (f.type is bool))
         if wrong: raise CirkitError(f"{where}: {f.name} is {options[f.name]!r}; it must be a {f.type.__name__}")
 
-# %% ../../nbs/synth/30_backends.ipynb #cfab046ff
+# %% ../../nbs/synth/30_backends.ipynb #cfd682ed0
 class Unscreened:
     "Takes every seed."
     def accept_seeds(self, pictures: list[Picture], seeds: list[int]) -> list[bool]: return [True] * len(pictures)
@@ -107,7 +108,7 @@ class Checks:
     def accept_triplets(self, claims: list[Claim]) -> list[bool | Aside]: return self.checks.accept_triplets(claims)
     def refute(self, claims: list[Claim]) -> list[bool | Aside]: return self.checks.refute(claims)
 
-# %% ../../nbs/synth/30_backends.ipynb #cd6078e84
+# %% ../../nbs/synth/30_backends.ipynb #c5cba461a
 @dataclass
 class Parts:
     "What a file's parts are made from."
@@ -129,18 +130,24 @@ class Parts:
         return own("cirkit.synth.classical:classical_backend", str(self.path))(self.photographs)
 
     @cached_property
-    def photographs(self):
-        folder = self.options("seeds").get("folder")
-        if not isinstance(folder, str): raise CirkitError(f"{self.where('seeds')}: folder is {folder!r}; name the folder of the photographs")
-        listed = own("cirkit.synth.photographs:listed", self.where("seeds"))
-        options = {k: v for k, v in self.options("seeds").items() if k != "folder"}
-        return made(listed, options, self.where("seeds"), folder=self.file(folder), listing=self.work/"photographs")
-
-    @cached_property
     def models(self) -> dict[str, Chat]:
         return {name: self._model(name, table) for name, table in self.table.get("models", {}).items()}
 
-# %% ../../nbs/synth/30_backends.ipynb #c5cba461a
+    @cached_property
+    def photographs(self): return self._photographs()
+
+# %% ../../nbs/synth/30_backends.ipynb #caa51b328
+def _photographs(self):
+    "The photographs of a folder."
+    folder = self.options("seeds").get("folder")
+    if not isinstance(folder, str): raise CirkitError(f"{self.where('seeds')}: folder is {folder!r}; name the folder of the photographs")
+    listed = own("cirkit.synth.photographs:listed", self.where("seeds"))
+    options = {k: v for k, v in self.options("seeds").items() if k != "folder"}
+    return made(listed, options, self.where("seeds"), folder=self.file(folder), listing=self.work/"photographs")
+
+Parts._photographs = _photographs
+
+# %% ../../nbs/synth/30_backends.ipynb #c84624371
 def _model(self, name: str, table: dict) -> Chat:
     "A language model."
     where, options = self.where(f"models.{name}"), {k: v for k, v in table.items() if k != "kind"} if isinstance(table, dict) else {}
@@ -161,7 +168,7 @@ def _chat(self, stage: str) -> Chat:
 
 Parts._model, Parts._chat = _model, _chat
 
-# %% ../../nbs/synth/30_backends.ipynb #c84624371
+# %% ../../nbs/synth/30_backends.ipynb #c64200976
 TALKERS = {"filter": MllmVerifier, "proposer": MllmProposer, "rewriter": MllmRewriter, "verifier": MllmVerifier}
 
 def _part(self, stage: str):  # the part, and its settings
@@ -182,7 +189,7 @@ def _part(self, stage: str):  # the part, and its settings
 
 Parts.part = _part
 
-# %% ../../nbs/synth/30_backends.ipynb #c64200976
+# %% ../../nbs/synth/30_backends.ipynb #c77cd5263
 def _manner(self, kinds: dict[str, str], editor) -> dict:  # arguments of Backend
     "How the run is to be, as far as parts and file say."
     found = {"multiple": getattr(editor, "multiple", 1)}
@@ -192,7 +199,7 @@ def _manner(self, kinds: dict[str, str], editor) -> dict:  # arguments of Backen
 
 Parts.manner = _manner
 
-# %% ../../nbs/synth/30_backends.ipynb #cb1b2778b
+# %% ../../nbs/synth/30_backends.ipynb #cc7d28e46
 def load(path: Path,  # a TOML file
          work: Path,  # folder of the run; kept replies go to replies/ in it
         ) -> Backend:
@@ -209,7 +216,7 @@ def load(path: Path,  # a TOML file
     licence = table.get("licence") or getattr(parts.world if kinds["seeds"] == "world" else seeds, "licence", "")
     return Backend(table.get("name", path.stem), seeds, proposer, editor, rewriter, verifier, settings, licence, **parts.manner(kinds, editor))
 
-# %% ../../nbs/synth/30_backends.ipynb #c3f8a209c
+# %% ../../nbs/synth/30_backends.ipynb #c70277ee6
 def spent(backend: Backend) -> list[str]:
     "What the served models of a backend have cost so far."
     parts = (backend.proposer, backend.rewriter, *(getattr(backend.verifier, p, backend.verifier) for p in ("screen", "checks")))

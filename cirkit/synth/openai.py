@@ -60,12 +60,15 @@ class Server:
             raise CirkitError(f"model {self.model!r}: cap_cost is set but price_in and price_out are not; give them, or cap_tokens")
         if max(self.cap_cost, self.cap_tokens) < math.inf: raise CirkitError(f"model {self.model!r}: cap_cost and cap_tokens are both set; give one")
 
-    def units(self, tokens_in: int, tokens_out: int) -> int:  # millionths of the currency if there is a cap on cost, else tokens
-        "What counts towards the cap."
-        if self.cap_cost < math.inf: return math.ceil(tokens_in * self.price_in + tokens_out * self.price_out)
-        return tokens_in + tokens_out
+# %% ../../nbs/synth/12a_openai.ipynb #c9d7729b7
+def _units(self, tokens_in: int, tokens_out: int) -> int:  # millionths of the currency if there is a cap on cost, else tokens
+    "What counts towards the cap."
+    if self.cap_cost < math.inf: return math.ceil(tokens_in * self.price_in + tokens_out * self.price_out)
+    return tokens_in + tokens_out
 
-# %% ../../nbs/synth/12a_openai.ipynb #ceafbfca4
+Server.units = _units
+
+# %% ../../nbs/synth/12a_openai.ipynb #c0de79d59
 def jpeg(pixels: np.ndarray,  # (h,w,3) uint8 RGB
          side: int,           # pixels
         ) -> bytes:
@@ -85,7 +88,7 @@ def sent(picture: Picture, side: int) -> bytes:  # JPEG
     changed = picture.path.stat().st_mtime_ns if picture.path.exists() else 0
     return _of_file(picture.path, changed, side)
 
-# %% ../../nbs/synth/12a_openai.ipynb #cd53f47f4
+# %% ../../nbs/synth/12a_openai.ipynb #c74c29db8
 def body(turn: Turn,
          server: Server,
          write: Callable[[bytes], str],  # a JPEG as it stands in the request
@@ -107,7 +110,7 @@ def most(turn: Turn, side: int) -> tuple[int, int]:  # tokens read, tokens writt
     text = sum(len(m.text.encode("utf-8", "replace")) for m in turn.messages)
     return text // 2 + 50 + sum(len(m.images) for m in turn.messages) * (side // 28 + 1)**2, turn.max_tokens
 
-# %% ../../nbs/synth/12a_openai.ipynb #c9fdca870
+# %% ../../nbs/synth/12a_openai.ipynb #cc1709c1e
 OURS = frozenset({"distinctBy", "plain"})
 FINE = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum"})
 
@@ -123,7 +126,7 @@ def formats(schema: dict) -> list[dict]:  # keys of a request, the strictest fir
     def strict(words): return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": without(schema, words)}}
     return [{"response_format": strict(OURS)}, {"response_format": strict(OURS | FINE)}, {"response_format": {"type": "json_object"}}, {}]
 
-# %% ../../nbs/synth/12a_openai.ipynb #cc2c1746e
+# %% ../../nbs/synth/12a_openai.ipynb #c8f9c6ec6
 def completion(reply: dict,                # JSON
                estimate: tuple[int, int],  # tokens read and written
               ) -> Completion:
@@ -140,7 +143,7 @@ def completion(reply: dict,                # JSON
     end = "refusal" if declined or end == "content_filter" else "length" if end == "length" else "stop"
     return Completion(next((t for t in (text, declined) if isinstance(t, str) and t), ""), end, *used)
 
-# %% ../../nbs/synth/12a_openai.ipynb #c6479c819
+# %% ../../nbs/synth/12a_openai.ipynb #ce944a9f3
 class Served:
     "A model behind an address."
     def __init__(self,
@@ -166,7 +169,7 @@ class Served:
         return {"kind": "openai", "model": s.model, "revision": s.revision, "side": s.side, "temperature": s.temperature, "extra": s.extra,
                 "omit": list(s.omit), "prompts": {n: f"{p.version} {p.digest}" for n, p in used.items()}}
 
-# %% ../../nbs/synth/12a_openai.ipynb #ce944a9f3
+# %% ../../nbs/synth/12a_openai.ipynb #cc7bc31ef
 def _ask(self, jobs: list[ChatJob]) -> list[ChatReply]:  # one for each, in order
     "Put all questions, `concurrency` at a time."
     try: return self.client.each(self._one, jobs)
@@ -188,6 +191,9 @@ def _complete(self, talk: Conversation) -> Completion:
         if self.server.offline: raise CirkitError(f"item {talk.job.id!r}: no kept reply of {self.server.model!r} to prompt {talk.prompt.name!r}; ask with offline = false")
         return self._fetch(turn, talk, key)
 
+Served.ask, Served._one, Served._complete = _ask, _one, _complete
+
+# %% ../../nbs/synth/12a_openai.ipynb #caf5b3abb
 @contextmanager
 def _alone(self, key: str):
     "Whoever asks the same at the same time waits, and finds the reply."
@@ -197,26 +203,29 @@ def _alone(self, key: str):
     finally:
         with self._lock: self._under_way.pop(key, None)
 
-Served.ask, Served._one, Served._complete, Served._alone = _ask, _one, _complete, _alone
+Served._alone = _alone
 
-# %% ../../nbs/synth/12a_openai.ipynb #caf5b3abb
+# %% ../../nbs/synth/12a_openai.ipynb #c48952735
 REFUSED = (400, 413, 415, 422)
 STRIKES = 8  # refusals, before any answer, that stop the run
 
 def _fetch(self, turn: Turn, talk: Conversation, key: str) -> Completion:
     "Ask the server, and keep what it says."
     self._count_others()
-    try: said, form = self._send(turn, most(turn, self.server.side))
+    try: said, server = self._send(turn, most(turn, self.server.side))
     except HttpError as e:
         if e.status in REFUSED: return self._reject(Completion(str(e), "error"), talk, key)
         passing = e.status < 300 or e.status >= 500 or e.status in (408, 425)
         if isinstance(e, Stopped) or e.down or not passing: raise
         self._greet()
         return Completion(str(e), "error")
-    self._keep(key, said, talk, form)
+    self._keep(key, said, talk, server)
     return said
 
-def _send(self, turn: Turn, estimate: tuple[int, int]) -> tuple[Completion, int]:  # what was said, and in which format
+Served._fetch = _fetch
+
+# %% ../../nbs/synth/12a_openai.ipynb #c04266179
+def _send(self, turn: Turn, estimate: tuple[int, int]) -> tuple[Completion, dict]:  # what was said, and how the server calls itself
     "Post, in the strictest format that the server takes."
     asked, ways = body(turn, self.server, data_url), formats(turn.schema)
     for form in range(self.form, len(ways)):
@@ -225,7 +234,7 @@ def _send(self, turn: Turn, estimate: tuple[int, int]) -> tuple[Completion, int]
             if e.status not in (400, 422) or form == len(ways) - 1: raise
         else:
             self.form = max(self.form, form)
-            return completion(reply, estimate), form
+            return completion(reply, estimate), {k: one_line(reply.get(k) or "")[:200] for k in ("model", "system_fingerprint")}
 
 def _greet(self):
     "Find out whether the server answers at all."
@@ -239,14 +248,14 @@ def _post(self, asked: dict, estimate: tuple[int, int]) -> dict:
         return self.server.units(said.tokens_in, said.tokens_out)
     return self.client.post("/chat/completions", asked, self.server.units(*estimate), cost)
 
-Served._fetch, Served._send, Served._greet, Served._post = _fetch, _send, _greet, _post
+Served._send, Served._greet, Served._post = _send, _greet, _post
 
-# %% ../../nbs/synth/12a_openai.ipynb #c48952735
-def _keep(self, key: str, said: Completion, talk: Conversation, form: int):
+# %% ../../nbs/synth/12a_openai.ipynb #c210674a6
+def _keep(self, key: str, said: Completion, talk: Conversation, server: dict):
     "Keep what was said."
     row = {"text": said.text, "end": said.end, "tokens_in": said.tokens_in, "tokens_out": said.tokens_out, "item": talk.job.id,
            "prompt": talk.prompt.name, "version": talk.prompt.version, "prompt_digest": talk.prompt.digest, "model": self.server.model,
-           "revision": self.server.revision, "seed": talk.job.seed, "turn": talk.said, "format": form, "date": time.strftime("%Y-%m-%d", time.gmtime())}
+           "revision": self.server.revision, "seed": talk.job.seed, "turn": talk.said, "server": server, "date": time.strftime("%Y-%m-%d", time.gmtime())}
     self.replies.put(key, row)
     with self._lock:
         self.own += self.server.units(said.tokens_in, said.tokens_out)
@@ -255,12 +264,15 @@ def _keep(self, key: str, said: Completion, talk: Conversation, form: int):
 
 def _reject(self, said: Completion, talk: Conversation, key: str) -> Completion:
     "An item that the server does not take, unless it takes none."
-    if self.replies.tokens_out: self._keep(key, said, talk, self.form)
+    if self.replies.tokens_out: self._keep(key, said, talk, {})
     else:
-        with self._lock: self._rejects.append((key, said, talk, self.form))
+        with self._lock: self._rejects.append((key, said, talk, {}))
         if len(self._rejects) >= STRIKES: raise CirkitError(f"the first {STRIKES} requests were all refused, the last: {said.text}; check the model's name and settings")
     return said
 
+Served._keep, Served._reject = _keep, _reject
+
+# %% ../../nbs/synth/12a_openai.ipynb #c117e5927
 def _count_others(self):
     "Let the budget know what earlier runs and other processes spent."
     with self._lock:
@@ -268,9 +280,9 @@ def _count_others(self):
         self.budget.charge(spent - self.others)
         self.others = spent
 
-Served._keep, Served._reject, Served._count_others = _keep, _reject, _count_others
+Served._count_others = _count_others
 
-# %% ../../nbs/synth/12a_openai.ipynb #c04266179
+# %% ../../nbs/synth/12a_openai.ipynb #c742de429
 def _spent(self) -> str:
     "What the folder of replies has cost, in one line."
     (kept, read, written), s = self.replies.totals(), self.server

@@ -46,6 +46,7 @@ def _head(path: Path, text: str) -> dict:
         raise CirkitError(f"{path}: settings are {head}; exactly {', '.join(f'{k} ({t.__name__})' for k, t in _HEAD.items())} are needed")
     return head
 
+# %% ../../nbs/synth/11a_prompts.ipynb #c29bc3109
 def names(folder: Path | None = None,  # of prompt files; None: cirkit's own
          ) -> list[str]:
     "All prompts of a folder."
@@ -65,7 +66,7 @@ def load(name: str,                    # e.g. 'edit_check'
             "schema": read_json(schema) if schema.exists() else {}}
     return Prompt(**what, digest=digest(what)[:16])
 
-# %% ../../nbs/synth/11a_prompts.ipynb #c24963235
+# %% ../../nbs/synth/11a_prompts.ipynb #c95275a56
 LONGEST = 2000       # characters of one text
 _MARKS = "<>{}[]|`"  # of which chat templates, tags, places and fences are made
 
@@ -91,7 +92,7 @@ def plain(text: str,
     kept = "".join(c for c in str(text) if (c.isprintable() or c.isspace()) and c not in _MARKS)
     return _cut(" ".join(kept.split()), limit)
 
-# %% ../../nbs/synth/11a_prompts.ipynb #cb76fc574
+# %% ../../nbs/synth/11a_prompts.ipynb #c9b4b00d1
 TAXONOMY = "\n".join(f"- {s} [{CATEGORY_OF[s]}]: {DEFINITIONS[s]}" for s in SIMPLE)
 _PLACE = re.compile(r"\{\{(\w+)(:plain)?\}\}")
 
@@ -114,7 +115,7 @@ def fill(template: str,
         return _written(fields[name], bool(bare))
     return _PLACE.sub(place, template)
 
-# %% ../../nbs/synth/11a_prompts.ipynb #cdfef0bce
+# %% ../../nbs/synth/11a_prompts.ipynb #c4072c5bb
 def shape(schema: dict,   # with places, as the whole of a value
           fields: dict,   # place -> whole number or list
          ) -> dict:       # a JSON schema
@@ -137,7 +138,7 @@ def messages(job: ChatJob,
     user = Message("user", fill(prompt.user, job.fields, taxonomy=TAXONOMY, schema=schema), job.images)
     return (Message("system", prompt.system), user) if prompt.system else (user,)
 
-# %% ../../nbs/synth/11a_prompts.ipynb #cc332749b
+# %% ../../nbs/synth/11a_prompts.ipynb #c47d6083a
 def wording(name: str,                 # a prompt without a schema, e.g. 'edit'
             folder: Path | None = None,  # of prompt files; None: cirkit's own
             **fields) -> str:

@@ -29,23 +29,23 @@ class Replies:
     def __getstate__(self): return self.path.parent                  # another process opens the file itself
     def __setstate__(self, folder): self.__init__(folder)
 
-    def _catch_up(self, file: int):
-        "Read the lines that were added since."
-        end = os.fstat(file).st_size
-        with open(file, "rb", closefd=False) as lines:
-            lines.seek(self.read)
-            for line in lines:
-                if self.read + len(line) > end: break
-                self._note(line)
-
-    def _note(self, line: bytes):
-        "Remember where a line is, and what it cost."
-        at, self.read = self.read, self.read + len(line)
-        if (value := self._value(line)) is None: return
-        self.where[line[_KEY].decode()] = (at, len(line))
-        self.requests, self.tokens_in, self.tokens_out = (self.requests + 1, self.tokens_in + value["tokens_in"], self.tokens_out + value["tokens_out"])
-
 # %% ../../nbs/synth/12_replies.ipynb #cae3646cf
+def _catch_up(self, file: int):
+    "Read the lines that were added since."
+    with open(file, "rb", closefd=False) as lines:
+        lines.seek(self.read)
+        for line in lines: self._note(line)
+
+def _note(self, line: bytes):
+    "Remember where a line is, and what it cost."
+    at, self.read = self.read, self.read + len(line)
+    if (value := self._value(line)) is None: return
+    self.where[line[_KEY].decode()] = (at, len(line))
+    self.requests, self.tokens_in, self.tokens_out = (self.requests + 1, self.tokens_in + value["tokens_in"], self.tokens_out + value["tokens_out"])
+
+Replies._catch_up, Replies._note = _catch_up, _note
+
+# %% ../../nbs/synth/12_replies.ipynb #c6e415c05
 def _value(self, line: bytes) -> dict | None:
     "The value of a line, if it is whole."
     try: row = json.loads(line)
@@ -68,7 +68,7 @@ def _opened(self, flags: int):
 
 Replies._value, Replies._opened = _value, _opened
 
-# %% ../../nbs/synth/12_replies.ipynb #c7d278306
+# %% ../../nbs/synth/12_replies.ipynb #c985ceb70
 def _get(self, key: str) -> dict | None:  # what was put, or None
     "The reply to a question that was asked before."
     try:
@@ -90,6 +90,9 @@ def _put(self, key: str,     # 64 hex digits
         while line: line = line[os.write(file, line):]
         self._catch_up(file)
 
+Replies.get, Replies.put = _get, _put
+
+# %% ../../nbs/synth/12_replies.ipynb #c822231ae
 def _totals(self) -> tuple[int, int, int]:  # replies, tokens read, tokens written
     "What all replies in the file have cost."
     try:
@@ -97,4 +100,4 @@ def _totals(self) -> tuple[int, int, int]:  # replies, tokens read, tokens writt
     except FileNotFoundError: pass
     return self.requests, self.tokens_in, self.tokens_out
 
-Replies.get, Replies.put, Replies.totals = _get, _put, _totals
+Replies.totals = _totals
