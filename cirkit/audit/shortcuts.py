@@ -30,7 +30,7 @@ def whole(table: pd.DataFrame, column: str,
     "A column of whole numbers; anything else is an error, not another label."
     if column not in table: raise CirkitError(f"column {column!r} is missing; best ranks and support come from `best_ranks` or a CIRCUS release")
     values = pd.to_numeric(table[column], errors="coerce").to_numpy(float)
-    bad = ~(np.isfinite(values) & (values % 1 == 0) & (values >= least))
+    bad = ~(np.isfinite(values) & (values == np.floor(values)) & (values >= least))
     if bad.any(): raise CirkitError(f"{column} in row {table.index[bad.argmax()]} is {str(table[column].iloc[bad.argmax()])[:20]!r}; give whole numbers of {least} or more")
     return values.astype(np.int64)
 
