@@ -130,9 +130,9 @@ class Story:
 
 # %% ../../nbs/report/12_examples.ipynb #c396e80a4
 def _of_source(run, stage, source, block):
-    "Rows of a stage that belong to one source."
+    "Rows of a stage that belong to one source, without what was set aside."
     path = run.folder/'synth'/stage/f'part-{block:05d}.jsonl'
-    return [r for r in read_jsonl(path) if r.get('source', r['id'].split('-')[0]) == source]
+    return [r for r in read_jsonl(path) if r.get('source', r['id'].split('-')[0]) == source and 'aside' not in r]
 
 def story(run: Run, query: Query) -> Story:
     "Read the story of a query's source."
@@ -142,9 +142,9 @@ def story(run: Run, query: Query) -> Story:
     pool = [(p['subcategory'], p['instruction']) for p in rows['propose'][0]['proposals']]
     made = {r['id']: [pool[i][1] for i in r['made']] for r in rows['compose']}
     why, ok = {r['id']: r['why'] for r in rows['check1']}, {r['id']: r['ok'] for r in rows['check2']}
-    images = tuple((read_image(run.folder/'synth'/r['image']), tuple(made[r['id']][2:]), why[r['id']]) for r in rows['edit'])
+    images = tuple((read_image(run.folder/'synth'/r['image']), tuple(made[r['id']][2:]), why[r['id']]) for r in rows['edit'] if r['id'] in why)
     target = query.extra['triplet'].rpartition('-')[0]
-    texts = tuple((r['text'], ok[r['id']]) for r in rows['rewrite'] if r['id'].rpartition('-')[0] == target)
+    texts = tuple((r['text'], ok.get(r['id'], False)) for r in rows['rewrite'] if r['id'].rpartition('-')[0] == target)
     return Story(run.image(query.images[0]), tuple(pool), tuple(made[target][:2]), images, texts, query)
 
 # %% ../../nbs/report/12_examples.ipynb #c21bf09d2

@@ -101,7 +101,9 @@ def _required(where: str, values: list):
 
 # %% ../../nbs/report/15a_export_croissant.ipynb #c68b70f78
 _COLUMNS = {'id': "Unique.", 'text': "What the result shall show.", 'modality': "What the row shows.",
-            'category': "Of the modification.", 'subcategory': "Of the modification.", 'source': "What it was made from."}
+            'category': "Of the modification.", 'subcategory': "Of the modification.", 'source': "What it was made from.",
+            'licence': "Of the photograph that it was made from.", 'author': "Of the photograph that it was made from.",
+            'url': "Where the photograph came from."}
 
 def _table(name: str, rows: list[dict], description: str, image: dict) -> dict:
     "The record set of queries or candidates."
@@ -165,7 +167,7 @@ def _about(bench: Benchmark, given: dict) -> dict:
     texts = [v for k, v in about.items() if k != 'creators'] + list(about['creators'])
     odd = [v for v in texts if not isinstance(v, str)]
     if odd: raise CirkitError(f"{bench.name}: {short(odd[0])} is no text; creators are a list of names, the rest are strings")
-    if not about['creators'] and 'backend' in bench.meta: about['creators'] = ['The cirkit authors']
+    if not about['creators'] and bench.meta.get('backend') == 'world': about['creators'] = ['The cirkit authors']
     return about | {'licence': about['licence'] or licence(bench), 'date': _date(about['date'], bench)}
 
 def _citation(bench: Benchmark, about: dict) -> str:
@@ -186,6 +188,8 @@ _WORLD = {'dataCollection': "Synthetic. Images are drawn by cirkit from scene de
                               "Other images of the gallery may satisfy a query without being labelled."],
           'personalSensitiveInformation': ["None: people are drawings that stand for nobody."]}
 _MADE = {'dataCollection': "Synthetic. Images and texts were generated; benchmark.json names the generator and its settings."}
+_EDITED = {'dataCollection': "Photographs, and images that a program made from them; whose they are, and under which licence, stands beside each row. "
+                             "Texts were generated; benchmark.json names the editor and its settings."}
 
 def _origin(bench: Benchmark) -> dict:
     "The RAI properties of a benchmark that cirkit built."
@@ -193,7 +197,8 @@ def _origin(bench: Benchmark) -> dict:
     if not isinstance(backend, str): return {}
     code = bench.meta['settings'].get('world', '') if isinstance(bench.meta.get('settings'), dict) else ''
     tool = f"cirkit, backend {one_line(backend)[:100]}" + (f', code {one_line(code)[:64]}' if code else '')
-    said = {'hasSyntheticData': True, 'dataCollectionType': ['Software Collection'], **(_WORLD if backend == 'world' else _MADE),
+    photos = any('licence' in q.extra for q in bench.queries)
+    said = {'hasSyntheticData': True, 'dataCollectionType': ['Software Collection'], **(_WORLD if backend == 'world' else _EDITED if photos else _MADE),
             'machineAnnotationTools': [tool], 'dataUseCases': ["Testing: composed image retrieval."]}
     return {f'rai:{key}': value for key, value in said.items()}
 
