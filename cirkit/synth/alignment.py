@@ -50,6 +50,7 @@ class Movement:
     windows: int   # that agree
     textured: int  # that could be used at all
 
+# %% ../../nbs/synth/06_alignment.ipynb #c46e95e79
 def _windows(a, b):
     "Centres (k,2) and shifts (k,2) of the windows with a clear peak; how many had texture."
     n = max(16, len(a) * 2 // 7)

@@ -71,6 +71,8 @@ CLAUSES = {
     "remove": ("{the} is gone", "{the} is missing"), "viewpoint": ("the picture is taken {p}", "everything is seen {p}"),
     "style": ("the scene is drawn {p}", "everything is shown {p}"), "time": ("the time of day is {v}", "the scene takes place {p}"),
     "weather": ("the weather is {v}", "everything is {p}")}
+
+# %% ../../nbs/synth/23_classical.ipynb #c071c32f9
 NEGATIVE = {
     "color": ("{the} in a different color", "{the} is no longer {old}", "anything but {old} for {the}"),
     "texture": ("{the} with a different surface", "the surface of {the} is not as it was"),
@@ -78,6 +80,7 @@ NEGATIVE = {
     "time": ("the same scene at a different time of day", "this place at another hour"),
     "weather": ("the same scene in different weather", "this place, but in other weather")}
 
+# %% ../../nbs/synth/23_classical.ipynb #c0f5a4e67
 def phrase(templates: dict[str, tuple[str, ...]],  # COMMANDS, CLAUSES or NEGATIVE
            subcategory: str,
            edit: dict,                             # of a proposal

@@ -43,6 +43,7 @@ def recorded(picture: Picture) -> list[Change]:
     "What an edited image is said to show."
     return [Change(**e) for e in picture.truth["edits"]]
 
+# %% ../../nbs/synth/22b_measured.ipynb #c55cdc51f
 def maker(reference: np.ndarray,  # (n,n,3) uint8
          ):                       # frozenset of changes -> (n,n,3) uint8
     "Carries changes out on one photograph, each set of them once."

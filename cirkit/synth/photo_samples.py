@@ -61,6 +61,7 @@ def _object(rng, image, horizon):
     image[mask] = (color * light + shine)[mask]
     return name, mask
 
+# %% ../../nbs/synth/21a_photo_samples.ipynb #cd6c121cb
 def photograph(seed: int,
                width: int = 320, height: int = 240,  # pixels
               ) -> tuple[Image.Image, str, np.ndarray, bool]:  # RGB, object, its (h,w) mask, outdoors
@@ -89,6 +90,7 @@ def _save(image: Image.Image, folder: Path, name: str, kind: int) -> str:
     else: image.save(folder / f"{name}.jpg", quality=92)
     return f"{name}.{'png' if kind == 5 else 'jpg'}"
 
+# %% ../../nbs/synth/21a_photo_samples.ipynb #c82e60fc7
 def sample_photographs(folder: Path,
                        count: int,       # usable photographs
                        side: int = 240,  # of the shorter side, pixels

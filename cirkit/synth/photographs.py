@@ -172,6 +172,7 @@ def unpacked(text: str) -> np.ndarray:  # (n,n) bool, not to be written to
 def _photos(listing: Path, fingerprint: str) -> list[dict]:
     return list(read_jsonl(listing / "photographs.jsonl"))
 
+# %% ../../nbs/synth/21_photographs.ipynb #c0af0a86c
 @dataclass(frozen=True)
 class Photographs:
     "Seed images from a folder; made by `listed`."

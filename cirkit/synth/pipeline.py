@@ -45,6 +45,7 @@ def fits(plan: Plan):
     if plan.count is not None and p.seeds > plan.count:
         raise CirkitError(f"seeds={p.seeds}: {b.name} has {plan.count} seed images; lower seeds, or give it more images")
 
+# %% ../../nbs/synth/07_pipeline.ipynb #c988054b0
 def guard(plan: Plan):
     "Write the run's parameters, or check that the folder was begun with the same ones."
     path, ours = plan.folder / "parameters.json", json.loads(json.dumps(parameters(plan)))
