@@ -19,7 +19,7 @@ from ..io import write_jsonl
 from ..records import Benchmark, Candidate, Protocol, Query
 from .interfaces import Claim, Picture, answers
 from .stages import Plan, pictures, said
-from ..taxonomy import CATEGORY_OF
+from ..taxonomy import CATEGORY_OF, SIMPLE
 
 # %% ../../nbs/synth/05_assemble.ipynb #cd383c8ef
 class Triplet(NamedTuple):
@@ -155,7 +155,8 @@ def _benchmark(plan: Plan, chosen: list[Chosen], part: dict[str, str], credit: d
                   for i, kind in part.items() for s in [i.rsplit("-", 1)[0]])
     meta = {"profile": plan.profile.name, "backend": plan.backend.name, "settings": plan.backend.settings,
             "seed": plan.profile.seed, "licence": plan.backend.licence.partition("\n")[0]}
-    if plan.backend.multiple > 1: meta["size"] = plan.profile.size  # chosen before the first image; the world's can be had from its settings
+    if plan.backend.multiple > 1: meta["size"] = plan.profile.size  # chosen before the first image; the world's is its profile's
+    if plan.backend.subcategories != SIMPLE: meta["subcategories"] = list(plan.backend.subcategories)
     return Benchmark("edir", "1", plan.split, Protocol("edir"), tuple(queries), items, pos, neg, meta=meta)
 
 # %% ../../nbs/synth/05_assemble.ipynb #cecb00a30
