@@ -81,6 +81,7 @@ def is_valid(ratings):
     "Signatures read as valid or not, in the same shape."
     return ratings == "VALID"
 
+# %% ../../nbs/audit/01_agreement.ipynb #c292932cb
 def has_flag(ratings: pd.DataFrame, flag: str) -> pd.DataFrame:
     "Signatures read as one flag raised or not."
     return ratings.map(lambda s: flag in s.split("+"))
@@ -151,6 +152,7 @@ def _keys(judgements):
     if twice.any(): raise CirkitError(f"{judgements.annotator.iloc[twice.argmax()]} judges {'::'.join(map(str, judgements[keys].iloc[twice.argmax()]))} twice; give each judgement once")
     return keys
 
+# %% ../../nbs/audit/01_agreement.ipynb #c3d690da7
 def adjudicate(judgements: pd.DataFrame,  # ITEM (source may be missing), annotator, labels (signatures, missing where nothing was said)
                prefer=PREFER,             # sets of annotators with the preferred one first
               ) -> pd.DataFrame:          # ITEM, annotator, labels, validated: a row an item, the label that counts

@@ -36,6 +36,7 @@ def _alpha(ratings):
         return _ratio(1 - weights @ apart / n, ((total * (total - 1)).sum(1)) / (n * (n - 1)))
     return of
 
+# %% ../../nbs/audit/01a_agreement_interval.ipynb #c35621780
 def _fleiss(ratings):
     counts = _counts(ratings)
     m = counts.sum(1)
@@ -73,6 +74,7 @@ def _unseen(ratings, level):
 
 RARE = .05   # share of resamples with one label alone above which no interval is given
 
+# %% ../../nbs/audit/01a_agreement_interval.ipynb #c493c6065
 def agreement_interval(ratings,                 # (items, raters) labels; None or NaN for a gap ('alpha' alone allows them)
                        statistic: str = 'alpha',  # 'fleiss', or 'cohen' for two raters
                        n: int = 2000, seed: int = 0, level: float = .95,

@@ -53,6 +53,7 @@ def drawn_labels(rate: float, together: float, queries: int, trials: int, rng): 
     source = np.repeat(source, trials)
     return rng.random(len(source)) < own[source], source
 
+# %% ../../nbs/audit/08b_calibration_labels.ipynb #c502f2125
 def label_coverage(rates: Iterable[float], repetitions: int = 2000, share: float = .12, queries: int = 5000,
                    trials: int = 1, together: float = .2, seed: int = 0,
                   ) -> pd.DataFrame:   # rate, trials, target ('process' or 'these'), then as `coverage`

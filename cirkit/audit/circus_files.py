@@ -127,6 +127,7 @@ def _check_list(found, rank, sample, meta, size, where):
     place = next((n for n, i in enumerate(found, 1) if i in {*right}), None)
     if (place or rank) != rank or place is None and rank <= len(found): raise CirkitError(f"{where} has the first right answer at place {place}, the rank is {rank}; were they made by one run?")
 
+# %% ../../nbs/audit/04_circus_files.ipynb #c6ab16170
 def _check_pooled(found):
     "Refuse an audit whose labels do not follow from its ranks and support."
     block = found.metadata["aggregation"]
@@ -144,6 +145,7 @@ def _check_pooled(found):
     for s, (_, a), (_, b) in zip(found.samples, given.iterrows(), want.iterrows()):
         if (a != b).any(): raise CirkitError(f"{found.where}: query_idx {s['query_idx']} is labelled {', '.join(map(str, a))}; its ranks give {', '.join(b)}")
 
+# %% ../../nbs/audit/04_circus_files.ipynb #c9d921d2b
 def best_frame(found: Retrieval) -> pd.DataFrame:  # a row per query: query_idx, query_id, best_rank_*, best_retriever_*, support_*
     "The table of an audit file."
     rows = []
@@ -198,6 +200,7 @@ def read_retrieval(path) -> Retrieval:
             raise CirkitError(f"{path}: summary {name} is {str(data['summary'].get(name))[:80]}, its samples give {str(want)[:80]}; make the file again")
     return found
 
+# %% ../../nbs/audit/04_circus_files.ipynb #ca7072fc5
 def write_retrieval(path, found: Retrieval) -> Path:
     "Write a retrieval or audit file."
     check_retrieval(found)
@@ -216,6 +219,7 @@ def _moved(found: Retrieval, order: dict, first: Retrieval) -> dict:
         return s | {"retrievals": {m: [where[i] for i in s["retrievals"][m]] for m in MODALITIES}} | best
     return {s["query_idx"]: one(s) for s in found.samples}
 
+# %% ../../nbs/audit/04_circus_files.ipynb #cb87ac747
 def _fitting(files: list) -> list:
     "Refuse files that do not belong to one audit."
     if len(files) < 2: raise CirkitError(f"{len(files)} retrieval files; an audit aggregates two or more")
@@ -254,6 +258,7 @@ def aggregate(files: Iterable[Retrieval],  # two or more
     stats = {name: {"recall_at_k": {kind: _percent(hit[j, i].mean()) for j, kind in enumerate(KINDS)}} for i, name in enumerate(pool.models)}
     return Retrieval(_pooled_metadata(given, files, m), first.gallery, samples, "aggregate", stats)
 
+# %% ../../nbs/audit/04_circus_files.ipynb #c1973f7ef
 def to_pool(files: Iterable[Retrieval], order=None) -> PoolRanks:  # order: query_idx, one of theirs
     "The ranks of several files as a pool; qids are the query_idx as texts."
     files = sorted(files, key=lambda f: f.key)

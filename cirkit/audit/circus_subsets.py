@@ -53,6 +53,7 @@ def nest(row: Mapping) -> dict:
     "A row of the CSV as a trace record."
     return {c: row[c] for c in _TOLD} | {name: {m: row[f"{short}_{m}"] for m in names} for name, (short, names) in NESTED.items()}
 
+# %% ../../nbs/audit/04a_circus_subsets.ipynb #cf8f4517c
 def trace_rows(audit: Retrieval, records: list, selection: str) -> list:   # selection: of SELECTIONS
     "The trace of an audit's queries with one label, by query_idx."
     if selection not in SELECTIONS: raise unknown("subset", selection, SELECTIONS)
@@ -91,6 +92,7 @@ def read_trace(path) -> pd.DataFrame:  # COLUMNS, a row a query; missing values 
     if twice.any(): raise CirkitError(f"{path}: query_idx {table.query_idx[twice.argmax()]} occurs twice; it is the key")
     return table.astype({c: int for c in _NUMBERS})
 
+# %% ../../nbs/audit/04a_circus_subsets.ipynb #c6a551c2a
 def _json_rows(path):
     for n, row in enumerate(read_jsonl(path), 1):
         try: yield f"{path} line {n}", flatten(row)
@@ -180,6 +182,7 @@ def _judgement(item, path, n):
     except CirkitError as e: raise CirkitError(f"{where} ({item['dataset']}::{item['query_idx']}): {e}") from None
     return item["dataset"], item["query_idx"], str(item.get("source_file_key", "")), item["hidden_category"], labels
 
+# %% ../../nbs/audit/04a_circus_subsets.ipynb #cf488cbbe
 def read_annotations(paths: Iterable) -> pd.DataFrame:   # ANNOTATIONS, in file-name order; labels is missing where nothing was said
     "What several people said, from their files."
     rows = []
@@ -209,6 +212,7 @@ def validated_rows(audit: Retrieval, kept: pd.DataFrame) -> list:   # kept: from
                      "ranks": s["ranks"], "hits_at_k": s["hits_at_k"]})
     return rows
 
+# %% ../../nbs/audit/04a_circus_subsets.ipynb #c354a6bc8
 def read_validated(path) -> pd.DataFrame:   # dataset, query_idx, hidden_category, annotator, labels, rank_*
     "Validated records of the release."
     rows = []

@@ -72,6 +72,7 @@ def per_query(frame: pd.DataFrame,   # qid, source, subcategory, model, family, 
     some = frame[frame.family == family] if family else frame
     return some.groupby('qid', sort=False).agg(value=('value', 'mean'), source=('source', 'first'), subcategory=('subcategory', 'first'))
 
+# %% ../../nbs/audit/12_claims.ipynb #c8d0216df
 def contrast(scores,                     # (q,) float
              source,                     # (q,) what is resampled
              pairs: Iterable[tuple],     # (mask, mask) of queries, (q,) bool each
@@ -108,6 +109,7 @@ def family_claim(frame: pd.DataFrame, n: int = 2000, seed: int = 0) -> dict:
     found = dict(n=0) if d.empty else _estimate(d.mean(), resampled_means(d.to_numpy(), source.tolist(), n, seed)[:, 0], source.nunique(), len(d))
     return row('EDIR', 'section 5', 'MLLM-based models retrieve better than the others', 'EDIR', 'R@1, MLLM minus non-MLLM', above(found.get('low', np.nan), found.get('high', np.nan)), **found)
 
+# %% ../../nbs/audit/12_claims.ipynb #c798817bb
 def category_claims(frame: pd.DataFrame, n: int = 2000, seed: int = 0) -> list[dict]:
     "Weak and strong subcategories, each against the other simple ones."
     rows = []
@@ -121,6 +123,7 @@ def category_claims(frame: pd.DataFrame, n: int = 2000, seed: int = 0) -> list[d
                                 rule(found['low'], found['high']), **found))
     return rows
 
+# %% ../../nbs/audit/12_claims.ipynb #c36c9d936
 def error_claims(frame: pd.DataFrame, negated: Mapping[str, bool],  # qid -> its text only rejects something
                  n: int = 2000, seed: int = 0) -> list[dict]:
     "What the error analysis says is hard, over all models."
@@ -152,6 +155,7 @@ def _mean(values, axis):
     told = ~np.isnan(values)
     with np.errstate(invalid='ignore'): return np.where(told, values, 0).sum(axis) / told.sum(axis)
 
+# %% ../../nbs/audit/12_claims.ipynb #c8f9fd13e
 def _positive(table):
     "Words, verdict and numbers of the smallest correlation; a negative one counts by its p value, adjusted for their number."
     told = table[table.value.notna()]
@@ -164,6 +168,7 @@ def _positive(table):
     least = told.loc[told.value.idxmin()]
     return words, verdict, dict(value=least.value, low=least.low, high=least.high, p=least.p, n=int(least.models))
 
+# %% ../../nbs/audit/12_claims.ipynb #c55f63534
 def correlation_claims(cells: Mapping[str, Pool],    # subcategory -> pool
                        others: Mapping[str, Pool],   # benchmark's label -> pool, CIRCO's beginning with 'CIRCO'
                        n: int = 2000, seed: int = 0) -> list[dict]:
@@ -187,6 +192,7 @@ def correlation_claims(cells: Mapping[str, Pool],    # subcategory -> pool
         rows.append(line('remove, spatial and texture correlate less', 'mean correlation, these minus the other subcategories', below(found['low'], found['high']), found))
     return rows
 
+# %% ../../nbs/audit/12_claims.ipynb #cdf76d64e
 AS_GOOD = .1    # what counts as just as good: at most a tenth of the composed score less
 
 def text_claim(bars: pd.DataFrame, label: str) -> dict:   # of `modality.bars`; CIRCO's label

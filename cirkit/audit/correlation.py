@@ -93,6 +93,7 @@ class Pool:
         "The same models on some of the queries."
         return Pool(self.scores[inside], self.source[inside], self.part[inside])
 
+# %% ../../nbs/audit/02_correlation.ipynb #caef3fab5
 def pool(frame: pd.DataFrame,   # a row per query and model: qid, model, value; optional source and part
         ) -> Pool:
     "A pool from long per-query scores; every model must have every query."
@@ -114,6 +115,7 @@ def backbones(models: Iterable[str]) -> dict[str, str]:  # model -> the model wh
     shares = lambda e: e and e.base and MODELS[e.base].architecture == e.architecture   # not those that borrow a tokenizer only
     return {m: e.base if shares(e) else m for m, e in known.items()}
 
+# %% ../../nbs/audit/02_correlation.ipynb #cbb12f2cf
 def one_per_backbone(some: Pool, backbone: Mapping[str, str],  # model -> backbone, as from `backbones`
                     ) -> Pool:
     "Models that share a backbone become one, their mean."
@@ -152,6 +154,7 @@ def _interval(rows, m, level):
     low, high = percentile(rows[~bad][:, None], m, level)
     return float(low[0]), float(high[0]), float(bad.mean())
 
+# %% ../../nbs/audit/02_correlation.ipynb #c3d2f7d9f
 class _Side:
     "One benchmark's values, resampled values and shuffled values as vectors, made once for all correlations with it."
     def __init__(self, some: Pool, n, seed, take, order, kinds, fixed):

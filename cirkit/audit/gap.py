@@ -133,6 +133,7 @@ def _sources(source, inside):
 
 FEWEST = 10   # sources below which a gap has no interval
 
+# %% ../../nbs/audit/06_gap.ipynb #c80900123
 def _rows(names, retrievers, value, draws, clusters, counts, level):
     "One row a subset and retriever; no interval where resamples cannot tell."
     rows = []

@@ -46,6 +46,7 @@ def _ends(value, told, draws, least, sources, worth, level):
     reach = clopper_pearson(0, max(1, worth), level)[1] * (1 + np.abs(value) * (least < 0))
     return np.where(still, np.maximum(value - reach, least), low), np.where(still, np.minimum(value + reach, 1), high)
 
+# %% ../../nbs/audit/03_modality.ipynb #c3b6ade17
 def bars(found: dict[str, Pool],      # from `pools`
          n: int=2000, seed: int=0, level: float=0.95,
         ) -> pd.DataFrame:            # model ('average' last), kind (a modality or a gap), value, low, high, n

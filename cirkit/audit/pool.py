@@ -68,6 +68,7 @@ def _sub_counts(hit, inside, m, cells=1 << 22):
         found.append(np.stack([required, free.sum(1) - required, q - free.sum(1), free.sum(1)], 1))   # COUNTS
     return np.concatenate(found)
 
+# %% ../../nbs/audit/05_pool.ipynb #cffdc2abd
 def size_sweep(pool: PoolRanks,
                sizes: Iterable[int] | None = None,  # None: 1 to the whole pool
                k: int = 10, m: int = 1,

@@ -42,7 +42,7 @@ def _hits(best, k):
     "Within K or not, for each modality."
     return [whole(best, f"best_rank_{m}", 1) <= _at_least_1("k", k) for m in MODALITIES]
 
-
+# %% ../../nbs/audit/00_shortcuts.ipynb #c985dbf6c
 def _composed(best, both, k, m, support_k):
     "At least m retrievers hit with both inputs."
     if _at_least_1("m", m) > 1 and k != support_k: raise CirkitError(f"support was counted at {support_k}, not at k = {k}; with m > 1 count it again at that k")
@@ -175,6 +175,7 @@ def _gathered(pieces):
     ranks = np.stack([np.stack([found[m, o] for m in models]) for o in _MODALITY])
     return PoolRanks(first[0], tuple(models), ranks, np.where(first[2] == "", first[0], first[2]))
 
+# %% ../../nbs/audit/00_shortcuts.ipynb #cec94f5cb
 def pool_ranks(ranks: pd.DataFrame,  # RankTables of several models in three modalities
                positive: str = "best", ties: str = "pessimistic",  # as in `query_ranks`
                without: Mapping | None = None,  # qid -> candidate id of its reference image, taken out
@@ -202,6 +203,7 @@ def _single(rows, name, path):
     if len(values) != 1 or values[0] is None: raise CirkitError(f"{path}: column {name!r} holds {len(values)} values where a rank table has one; rank again")
     return values[0]
 
+# %% ../../nbs/audit/00_shortcuts.ipynb #c0d12b31b
 def _piece(path, positive, ties):
     "What an audit needs of one file."
     try:
