@@ -4,7 +4,8 @@
     python bench/served.py --seconds 0.5 --requests 1280 --rounds 3
 
 The ideal is requests / 32 x seconds. The server is a process of its own on the same machine (tests/openai_stub.py), so it uses part of the same
-cores; each request carries two images of 512 pixels, and each reply is kept on disk. The bound of the project is 0.9 of the ideal.
+cores; each request carries two images of 512 pixels, and each reply is kept on disk. The bound of the project is 0.9 of the ideal, on a machine that does
+nothing else: beside other work every wait is longer, unless this goes first (`chrt -f 1 python bench/served.py`).
 """
 import argparse
 import os

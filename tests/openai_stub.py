@@ -28,7 +28,8 @@ class Server(ThreadingHTTPServer):
 class Stub:
     "Each request takes the next of `script` (a function of handler and body); when it is empty, all goes well. `rule` comes before both."
     def __init__(self, delay=0., seed=0, port=0):
-        self.script, self.seen, self.now, self.most, self.lock, self.delay, self.seed, self.rule = [], [], 0, 0, threading.Lock(), delay, seed, None
+        self.script, self.seen, self.now, self.most, self.lock, self.seed, self.rule = [], [], 0, 0, threading.Lock(), seed, None
+        self.delay, self.gate = delay, lambda: time.sleep(self.delay)
         stub = self
         class Handler(BaseHTTPRequestHandler):
             disable_nagle_algorithm = True
@@ -46,7 +47,7 @@ class Stub:
             self.most = max(self.most, self.now)
             self.seen.append((handler.path, {k.lower(): v for k, v in handler.headers.items()}, body))
             act = (self.rule and self.rule(body)) or (self.script.pop(0) if self.script else None)
-        time.sleep(self.delay)
+        self.gate()
         with self.lock: self.now -= 1      # before the reply: whoever has it may ask again at once
         (act or self.good)(handler, body)
 
