@@ -1,6 +1,8 @@
 "Multimodal language models as embedders: every architecture under the contract, against transformers' own path, and its faults."
 import json
 import pickle
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -335,7 +337,8 @@ def test_compiled_is_in_the_fingerprint(folders):
     assert compiled.fingerprint() == plain.fingerprint() | {"compiled": True}
 
 
-def test_faults_are_one_line(folders, items, tmp_path):
+def test_faults_are_one_line(folders, items, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)      # as where it is not installed
     wrong = {"no revision of org/model": dict(folder=None, template="gme"), "unknown template": dict(template="gmee"), "unknown pooling": dict(pooling="last"),
              "of 28 pixels are asked for, this model's are 8": dict(image_tokens=(4, 1280, 28)), "unknown option": dict(templates="gme"),
              "unknown dtype": dict(dtype="int8"), "unknown kind of positions": dict(positions="rope"), "marks an image with": dict(template="e5-v"),
@@ -350,6 +353,38 @@ def test_faults_are_one_line(folders, items, tmp_path):
     (phi/"config.json").write_text(json.dumps({"model_type": "phi3_v"}))
     with pytest.raises(CirkitError, match="Phi-3.5-V is not part of transformers.*trust_remote_code") as e: load("vlm2vec", phi, template="vlm2vec")
     assert "\n" not in str(e.value)
+
+
+def no_config(c): c["text_config"]["hidden_size"] = -1
+def no_positions(c): c["text_config"]["rope_parameters"] = "x"
+def no_image(c): c["image_token_id"] = 10**9
+def no_vision(c): c["vision_config"] = None
+
+HARM = {   # file -> what is done to its content
+    "config.json": [lambda d: b"{}", lambda d: b"[]", lambda d: b"", *(lambda d, f=f: changed(d, f) for f in (no_config, no_positions, no_image, no_vision))],
+    "tokenizer.json": [lambda d: b"[]", lambda d: b"junk"], "preprocessor_config.json": [lambda d: b"[]", lambda d: b"\xff"],
+    "model.safetensors": [lambda d: b"", lambda d: d[:len(d)//2], lambda d: b"\0"*7 + b"\x20{}"]}
+
+
+def changed(data, change):
+    config = json.loads(data)
+    change(config)
+    return json.dumps(config).encode()
+
+
+@pytest.mark.parametrize("name, n", [(name, n) for name, some in HARM.items() for n in range(len(some))])
+def test_files_that_make_no_sense_are_one_line(folders, tmp_path, name, n):
+    shutil.copytree(folders["qwen2_vl"], tmp_path/"m")
+    (tmp_path/"m"/name).write_bytes(HARM[name][n]((tmp_path/"m"/name).read_bytes()))
+    with pytest.raises(CirkitError, match="tiny|config") as e: load("tiny", tmp_path/"m", **MODELS["qwen2_vl"])
+    assert "\n" not in str(e.value)
+
+
+def test_pixels_and_network_must_agree_on_tiles(folders, tmp_path):
+    shutil.copytree(folders["llava_onevision"], tmp_path/"m")
+    path = tmp_path/"m"/"preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image_grid_pinpoints": [[16, 16]]}))
+    with pytest.raises(CirkitError, match="image_grid_pinpoints of config.json and preprocessor_config.json differ"): load("tiny", tmp_path/"m", **MODELS["llava_onevision"])
 
 
 def write_golden(root: Path):

@@ -143,6 +143,14 @@ def test_shares_in_one_folder_at_the_same_time(items, whole, tmp_path):
     assert content(tmp_path) == whole
 
 
+def test_two_whole_runs_in_one_folder_at_the_same_time(items, whole, tmp_path):
+    "Both do all of it, over each other; one of them is killed."
+    running = [start(tmp_path, items, 0), start(tmp_path, items, 0), start(tmp_path, items, 0, POINTS["third shard, half written"])]
+    for p in running: p.join()
+    assert [p.exitcode for p in running[:2]] == [0, 0] and finish(tmp_path, items, 0) == 0
+    assert {k: v for k, v in content(tmp_path).items() if ".tmp-" not in k} == whole
+
+
 def test_a_share_that_is_missing_or_of_another_run_is_noticed(items, whole, tmp_path):
     for i in (0, 2, 3, 4): assert finish(tmp_path/"a", items, 0, None, (i, 5)) == 0
     assert [(e.state, e.shards, e.of) for e in merge([tmp_path/"a"], tmp_path/"all")] == [("partial", 4, 5)]
