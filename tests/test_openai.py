@@ -461,7 +461,8 @@ def test_thirty_two_at_a_time(make, stub):
 
 
 def test_two_blocks_share_the_limit(make, stub):
-    stub.delay = .05
+    gate = threading.Barrier(8)
+    stub.gate = lambda: gate.wait(60)
     chat = make(real=True, concurrency=8)
     with ThreadPoolExecutor(2) as pool: list(pool.map(chat.ask, ([fit(n) for n in range(20)], [fit(n) for n in range(20, 40)])))
     assert stub.most == 8 and len(stub.seen) == 40
