@@ -9,6 +9,7 @@ __all__ = ['engine_option', 'reproduce', 'synth', 'embed']
 import shutil
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 
@@ -101,16 +102,44 @@ def _done_by(engine, workers, asked=None):   # asked: limits of services
     finally: steps.DO |= kept
 
 # %% ../../nbs/report/14a_cli_run.ipynb #c31cba316
+def _from_photographs(folder, work, workers, fresh):
+    "A benchmark of a folder of photographs, without any model."
+    from cirkit.synth.photo_run import build_photographs
+    run = Path(work or 'runs/photographs')
+    build_photographs(Path(folder), run, workers=workers or None, progress=sys.stderr.isatty(), fresh=fresh)
+    return run
+
+def _by_backend(file, profile, work, workers, fresh):
+    "A benchmark by the models, servers and folders that a file names."
+    from cirkit.paths import run_dir
+    from cirkit.profiles import profile as named
+    from cirkit.synth import backends
+    from cirkit.synth.photo_run import build_all
+    from cirkit.synth.pipeline import build
+    size, run = named(profile), Path(work or run_dir(Path(file).stem))
+    if fresh:
+        for part in ('synth', 'benchmark'): shutil.rmtree(run/part, ignore_errors=True)
+    backend = backends.load(Path(file), run)
+    how = dict(workers=1 if backends.waits(backend) else workers or None, progress=sys.stderr.isatty())
+    if hasattr(backend.seeds, 'count'): build_all(backend, run, size.size, size.seed, **how)
+    else: build(run, size, backend, **how)
+    for line in backends.spent(backend): click.echo(f'cirkit: {line}', err=True)
+    return run
+
+# %% ../../nbs/report/14a_cli_run.ipynb #cc758df56
 @click.command()
 @profile_option
 @work_option
 @workers_option
 @engine_option
+@click.option('--photos', default='', metavar='DIR', help='Photographs to begin from, retouched without any model. [default RUN: runs/photographs]')
+@click.option('--backend', default='', metavar='FILE', help='A TOML file that chooses who proposes, edits, rewrites and checks. [default RUN: runs/NAME of the file]')
 @click.option('--fresh', is_flag=True, help='Throw away what the RUN has built and begin again.')
-def synth(profile, work, workers, engine, fresh):
+def synth(profile, work, workers, engine, photos, backend, fresh):
     """Build the benchmark of a run: seeds, edits, queries, checks, assembly.
 
-    It can be stopped at any point and goes on where it was.
+    It can be stopped at any point and goes on where it was. A benchmark of photographs or of another backend is then
+    used by `cirkit evaluate RUN`.
 
     \b
     Examples:
@@ -118,11 +147,18 @@ def synth(profile, work, workers, engine, fresh):
       cirkit synth --profile small --work /data/run1 --workers 8
       cirkit synth --profile smoke --fresh         build it again from the first seed
       cirkit synth --profile paper --engine ray    on all machines of a Ray cluster
+      cirkit synth --photos my_photos --work runs/mine
+      cirkit synth --backend edir.toml --profile small
     """
-    with _done_by(engine, workers): work = ensure(profile, work, '', workers, 'synth', fresh)
+    if photos and backend: raise CirkitError('--photos and --backend both say where images come from; leave one out')
+    if (photos or backend) and engine != 'local': raise CirkitError('--engine ray builds the world only; leave it out')
+    if photos: work = _from_photographs(photos, work, workers, fresh)
+    elif backend: work = _by_backend(backend, profile, work, workers, fresh)
+    else:
+        with _done_by(engine, workers): work = ensure(profile, work, '', workers, 'synth', fresh)
     click.echo(f"benchmark: {work/'benchmark'}")
 
-# %% ../../nbs/report/14a_cli_run.ipynb #cee9e10f0
+# %% ../../nbs/report/14a_cli_run.ipynb #c97ac06b3
 def _share(shard, profile, models, work):
     "Embed every n-th shard with every model."
     from cirkit.embed.catalogue import load
@@ -140,7 +176,7 @@ def _share(shard, profile, models, work):
         embed_part(model, gallery, 'target', 'image', store, part, images, digests)
     click.echo(f"share {shard}: {work/'store'}")
 
-# %% ../../nbs/report/14a_cli_run.ipynb #c97ac06b3
+# %% ../../nbs/report/14a_cli_run.ipynb #c9ea216db
 def _services(profile, models, asked):
     "Refuse limits that are for nobody, before anything is done."
     from cirkit.profiles import profile as named
