@@ -272,6 +272,7 @@ def _call(make, entry, given):
 def preparer(model: str | Entry, folder: Path | None = None, revision: str | None = None, setting: str = "", **options):  # see `load`; has `describe(item, side)`
     "What tells how items are fed to a model: without its weights if it can be, else the model."
     entry, folder = placed(model, folder, revision, setting)
-    check_tools(entry)
+    if entry.base: check_tools(entry)        # tokenizer and image processor are the base's
+    else: check(entry, folder)
     make = getattr(import_module(entry.adapter.partition(":")[0]), "preparer", None) or adapter(entry)
     return _call(make, entry, dict(folder=folder, revision=entry.revision, **options))
