@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SHARD', 'Digests', 'items_digest', 'slices', 'work', 'fill', 'tower_features', 'Options', 'Stream', 'computing',
-           'Job', 'embed', 'parse_part', 'embed_part']
+           'told', 'Job', 'embed', 'parse_part', 'embed_part']
 
 # %% ../../nbs/embed/08e_engine.ipynb #c53165398
 from collections.abc import Callable, Sequence
@@ -149,7 +149,18 @@ def computing(embedder: Embedder, items: Sequence[Item],   # as `present` gives 
         stream = Stream(embedder, items, options, run, workers)
         yield stream.begin, stream.compute
 
-# %% ../../nbs/embed/08e_engine.ipynb #cf6a5da86
+# %% ../../nbs/embed/08e_engine.ipynb #c1c989c82
+@contextmanager
+def told(job: "Job", rows: slice):
+    "One line for whatever a model raises over some rows of a job."
+    try: yield
+    except (CirkitError, OSError): raise
+    except Exception as e:
+        some = f"{job.ids[rows][0]!r} to {job.ids[rows][-1]!r}"
+        raise CirkitError(f"model {job.embedder.id!r} failed on items {some} ({job.side}, {job.modality}): "
+                          f"{one_line(' '.join(f'{type(e).__name__}: {e}'.split()))[:300]}; check its files, its dtype and the packages") from e
+
+# %% ../../nbs/embed/08e_engine.ipynb #c098cfbab
 class Job:
     "One set of vectors: items under a modality, their ids and their key."
     def __init__(self, embedder: Embedder, items: Sequence[Item], side: str, modality: str, digests: Digests | None = None):
@@ -168,26 +179,16 @@ class Job:
         if missing or plan is None: meta |= start_check(self.embedder, self.items, self.side, self.modality, hashed=self.digests)
         if plan is not None: meta |= plan["meta"]
 
-    @contextmanager
-    def told(self, rows: slice):
-        "What a model raises, in one line with the items; a full disk and our own errors pass as they are."
-        try: yield
-        except (CirkitError, OSError): raise
-        except Exception as e:
-            some = f"{self.ids[rows][0]!r} to {self.ids[rows][-1]!r}"
-            raise CirkitError(f"model {self.embedder.id!r} failed on items {some} ({self.side}, {self.modality}): "
-                              f"{one_line(' '.join(f'{type(e).__name__}: {e}'.split()))[:300]}; check its files, its dtype and the packages") from e
-
     def do(self, how: Callable, store: Store, cached: dict, options: Options, shared: bool, **more):  # how: `fill` or `work`
         meta, meter = {"model": self.embedder.fingerprint(), "side": self.side, "modality": self.modality}, Meter(len(self.ids), show=options.bar)
         try:
             with computing(self.embedder, self.items, self.side, options, meter, cached, shared) as (begin, compute):
                 def first(missing):
                     meter.skip(len(self.ids) - sum(rows.stop - rows.start for rows in missing))
-                    with self.told(slice(None)): self.check(store, meta, missing)
+                    with told(self, slice(None)): self.check(store, meta, missing)
                     begin(missing)
                 def named(rows):
-                    with self.told(rows): return compute(rows)
+                    with told(self, rows): return compute(rows)
                 return how(store, self.key, self.ids, named, meta, begin=first, **more)
         finally: meter.close()
 
@@ -196,7 +197,7 @@ def _seen(ids):
     known = set()
     for i in ids: yield i in known; known.add(i)
 
-# %% ../../nbs/embed/08e_engine.ipynb #c1c989c82
+# %% ../../nbs/embed/08e_engine.ipynb #cd1a62ca7
 def embed(embedder: Embedder,
           items: Sequence[Item],
           side: str,                        # "query" or "target"
@@ -215,7 +216,7 @@ def embed(embedder: Embedder,
         cached = {"features": tower_features(embedder.tower, wanted, store, job.digests)}
     return job.ids, job.do(fill, store, cached, options, len(images) > 0, shard=shard, progress=progress)
 
-# %% ../../nbs/embed/08e_engine.ipynb #caafbbd13
+# %% ../../nbs/embed/08e_engine.ipynb #c130a036e
 def parse_part(text: str) -> tuple[int, int]:   # "2/8" -> (1, 8)
     "A share of the work, as people count it."
     i, _, n = text.partition("/")
