@@ -163,7 +163,6 @@ def _share(shard, profile, models, work):
     "Embed every n-th shard with every model."
     from cirkit.embed.catalogue import load
     from cirkit.embed.engine import Digests, embed_part, parse_part
-    from cirkit.embed.ray_engine import device
     from cirkit.profiles import profile as named
     from cirkit.report.evaluate import MODALITIES, as_benchmark, items
     from cirkit.store import Store
@@ -171,7 +170,7 @@ def _share(shard, profile, models, work):
     bench, store, digests = as_benchmark(work/'benchmark'), Store(work/'store'), Digests()
     queries, gallery = items(bench)
     images, loaded = [p for i in queries + gallery for p in i.images], {}
-    for model in (load(name, loaded=loaded, **device(name)) for name in size.models):
+    for model in (load(name, loaded=loaded) for name in size.models):
         for m in MODALITIES: embed_part(model, queries, 'query', m, store, part, images, digests)
         embed_part(model, gallery, 'target', 'image', store, part, images, digests)
     click.echo(f"share {shard}: {work/'store'}")
