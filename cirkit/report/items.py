@@ -18,7 +18,7 @@ from ..io import read_json
 # %% ../../nbs/report/07_items.ipynb #c0ad256ef
 STEPS = ('synth', 'embed', 'rank', 'others')   # the stages of a run, in order
 NEEDS = {                            # paper -> item -> the last stage that it needs; '*' for items not listed
-    'edir': {'table1': 'synth', 'table2': 'synth', 'table4': '', 'figure1': 'synth', 'figure2': 'synth', 'funnel': 'synth',
+    'edir': {'table1': 'synth', 'table2': 'synth', 'table4': '', 'figure1': 'synth', 'figure2': 'synth', 'funnel': 'synth', 'photographs': '',
              'figure3': 'others', 'figure4': 'others', 'claims': 'others', '*': 'rank'},
     'circus': {'recall': 'others', 'gap': 'others', 'pool': 'others', 'audit': 'others'}}
 LONG = 'long'                        # the group that trains; never part of 'all'
