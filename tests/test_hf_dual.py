@@ -16,7 +16,8 @@ from transformers.utils import logging
 
 from cirkit.embed.catalogue import MODELS, resolve
 from cirkit.embed.catalogue import load as catalogue_load
-from cirkit.embed.hf_dual import FUSIONS, clip_crop, load, target_pad
+from cirkit.embed.hf_dual import FUSIONS, load
+from cirkit.embed.pixels import clip_crop, target_pad
 from cirkit.embed.protocol import Item
 from cirkit.embed.tiny_dual import TINY, save_tiny
 from cirkit.errors import CirkitError

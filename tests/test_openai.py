@@ -330,10 +330,11 @@ def test_a_server_that_dies_is_waited_for(make, stub, caplog):
     chat.ask([fit(0)])
     port = stub.port
     stub.close()
-    back = []
+    back, one = [], threading.Lock()
     def sleep(seconds):
         chat.clock.now += seconds
-        if chat.clock.now > 100 and not back: back.append(Stub(port=port))
+        with one:
+            if chat.clock.now > 100 and not back: back.append(Stub(port=port))
     chat.client.sleep = sleep
     assert all(r.answer for r in chat.ask([fit(n) for n in range(12)]))
     back[0].close()

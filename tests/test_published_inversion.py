@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from cirkit.embed.catalogue import MODELS
 from cirkit.embed.catalogue import load as catalogue_load
-from cirkit.embed.hf_dual import Pixels
+from cirkit.embed.pixels import Pixels
 from cirkit.embed.hf_dual import load as load_dual
 from cirkit.embed.protocol import Item
 from cirkit.embed.published_inversion import METHODS, TEMPLATES, Im2Text, Phi, captions, load, read_checkpoint, readings
