@@ -5,24 +5,17 @@ import hashlib
 import json
 import random
 import re
-import socket
-import struct
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import numpy as np
+from http_stub import Server, answer
 
 from cirkit.synth.chat import ChatJob
 from cirkit.synth.interfaces import Picture
 from cirkit.taxonomy import SIMPLE
-
-
-class Server(ThreadingHTTPServer):
-    request_queue_size = 256      # all may come at once
-    daemon_threads = True
-    def handle_error(self, *args): pass    # clients that were killed
 
 
 class Stub:
@@ -90,29 +83,7 @@ def completion(text, end="stop", tokens=(300, 40), **message):
             "choices": [{"index": 0, "finish_reason": end, "message": {"role": "assistant", "content": text} | message}]}
 
 
-def answer(handler, reply, status=200, length=None, **fields):
-    data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-    handler.send_response(status)
-    handler.send_header("Content-Length", str(len(data) if length is None else length))
-    for k, v in fields.items(): handler.send_header(k.replace("_", "-"), v)
-    handler.end_headers()
-    handler.wfile.write(data)
-
-
-def replies(status, data=b"", **fields): return lambda h, b: answer(h, data, status, **fields)
 def says(text, end="stop", **message): return lambda h, b: answer(h, completion(text, end, **message))
-
-def reset(handler, body):
-    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    handler.connection.close()
-
-def trickle(handler, body):
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    for _ in range(20): handler.wfile.write(b" "); time.sleep(.05)
-
-
 def picture(n, side=16): return Picture(f"s{n}", f"s{n}", np.random.default_rng(n).integers(0, 256, (side, side, 3), np.uint8))
 def fit(n): return ChatJob(f"s{n}", "seed_fitness", (picture(n),), seed=n)
 

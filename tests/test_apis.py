@@ -6,19 +6,19 @@ import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from io import BytesIO
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from embed_contract import check, make_items
+from http_stub import Clock, Server, answer, replies, reset, trickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -39,14 +39,6 @@ KEY, DIM, TOKENS = "k-7f3a9c-never-shown", 16, 100     # tokens that the stub ch
 IDS = ("gemini-embedding-2", "voyage-multimodal-3.5")
 
 
-class Clock:
-    "Time that passes by sleeping alone."
-    def __init__(self): self.now, self.slept, self.lock = 0., [], threading.Lock()
-    def __call__(self): return self.now
-    def sleep(self, seconds):
-        with self.lock: self.now += seconds; self.slept.append(seconds)
-
-
 class Stub:
     "Both services. Each request takes the next of `script` (a function of the handler); when it is empty, all goes well."
     def __init__(self):
@@ -56,8 +48,7 @@ class Stub:
             def do_POST(self): stub.serve(self)
             def do_GET(self): stub.seen.append((self.path, dict(self.headers), None)); self.send_error(404)
             def log_message(self, *args): pass
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.handle_error = lambda *args: None      # clients that were killed
+        self.server = Server(("127.0.0.1", 0), Handler)
         self.base = f"http://127.0.0.1:{self.server.server_port}/v1"
         threading.Thread(target=self.server.serve_forever, args=(.02,), daemon=True).start()
 
@@ -86,26 +77,6 @@ def good(body):
     if "requests" in body: return {"embeddings": [{"values": r} for r in rows], "usageMetadata": {"promptTokenCount": TOKENS*len(rows)}}
     data = [{"object": "embedding", "embedding": r, "index": n} for n, r in enumerate(rows)]
     return {"object": "list", "data": data[::-1], "usage": {"total_tokens": TOKENS*len(rows)}}
-
-def answer(handler, reply, status=200, length=None, **fields):
-    data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-    handler.send_response(status)
-    handler.send_header("Content-Length", str(len(data) if length is None else length))
-    for k, v in fields.items(): handler.send_header(k.replace("_", "-"), v)
-    handler.end_headers()
-    handler.wfile.write(data)
-
-def replies(status, data=b"", **fields): return lambda h, b: answer(h, data, status, **fields)
-
-def reset(handler, body):
-    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    handler.connection.close()
-
-def trickle(handler, body):
-    handler.send_response(200)
-    handler.send_header("Content-Length", "1000")
-    handler.end_headers()
-    for _ in range(20): handler.wfile.write(b" "); time.sleep(.05)
 
 
 @pytest.fixture

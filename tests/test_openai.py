@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai_stub import Stub, answer, completion, fit, fitting, picture, replies, reset, says, trickle, words
+from http_stub import Clock, answer, replies, reset, trickle
+from openai_stub import Stub, completion, fit, fitting, picture, says, words
 
 from cirkit.errors import CirkitError
 from cirkit.synth import answers, prompts
@@ -24,14 +25,6 @@ from cirkit.synth.replies import Replies
 from cirkit.taxonomy import SIMPLE
 
 KEY = "k-7f3a9c-never-shown"
-
-
-class Clock:
-    "Time that passes by sleeping alone."
-    def __init__(self): self.now, self.lock = 0., threading.Lock()
-    def __call__(self): return self.now
-    def sleep(self, seconds):
-        with self.lock: self.now += seconds
 
 
 @pytest.fixture
