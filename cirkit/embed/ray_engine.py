@@ -18,14 +18,14 @@ from ..cluster import Pool, check_seen, here, own_cores, spread
 from .batched import BatchedEmbedder
 from .batches import Features, Runner
 from .catalogue import load
-from .engine import SHARD, Digests, Job, Options, Stream, slices
+from .engine import SHARD, Digests, Job, Options, Stream, slices, tower_set
 from .meter import Meter
 from .protocol import ABSENT, Embedder, Item, present
 from .selfcheck import start_check
 from .workers import Workers
 from ..errors import CirkitError
 from ..fingerprint import digest
-from ..store import Store, vector_key
+from ..store import Store
 
 # %% ../../nbs/embed/08f_ray_engine.ipynb #c9187f0c5
 class Loaded:
@@ -185,11 +185,8 @@ def _do(keys: list[Open], jobs: list, ready, options: Options, pool: Pool):
 # %% ../../nbs/embed/08f_ray_engine.ipynb #c24785d7a
 def _see(tower, sets, store, digests, ready, options, pool):
     "The features that the engine's `tower_features` looks for."
-    files = {}
-    for path in (p for items, _, _ in sets for i in items for p in i.images): files.setdefault(digests(path), Path(path).absolute())
-    names = sorted(files)
-    key = vector_key(model=tower.fingerprint(), items=digest(names), side="target", modality="image", part="tower features")
+    key, names, files = tower_set(tower, [p for items, _, _ in sets for i in items for p in i.images], digests)
     if not names or store.is_closed(key): return
     features = Open(store, key, names, SHARD, {"tower": tower.fingerprint()})
-    jobs = [Seen(store, key, n, {name: files[name] for name in names[features.parts[n]]}) for n in sorted(features.missing)]
+    jobs = [Seen(store, key, n, {name: files[name].absolute() for name in names[features.parts[n]]}) for n in sorted(features.missing)]
     _do([features], jobs, ready, options, pool)
