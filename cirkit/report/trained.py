@@ -14,7 +14,8 @@ import pandas as pd
 from .. import paths
 from ..metrics import per_query
 from ..ranktable import read_ranks
-from .items import INDEX, read_index
+from .items import INDEX
+from .pairwise import rank_files
 from .run import Run
 from .tables import COLUMNS, recall_table
 from ..stats import bootstrap
@@ -26,7 +27,7 @@ NAME = "world-edir"
 
 def ranks_in(folder: Path) -> pd.DataFrame:
     "All RankTables that a folder's index names."
-    return pd.concat([read_ranks(Path(folder)/"ranks"/name) for name in read_index(folder)["files"]], ignore_index=True)
+    return pd.concat([read_ranks(file) for file in rank_files(folder)], ignore_index=True)
 
 def best_model(ranks: pd.DataFrame) -> str:
     "The model with the best R@1 for composed queries; the earlier one of equals."
@@ -74,7 +75,7 @@ def trained_rows(run: Run,
     own, files = run.folder/"trained", []
     if (own/INDEX).is_file():
         ranks = ranks_in(own)
-        files = [own/INDEX, *(own/"ranks"/n for n in read_index(own)["files"])]
+        files = [own/INDEX, *rank_files(own)]
         if set(ranks.gallery_hash) == set(run.ranks.gallery_hash):
             return mean_rows(ranks, NAME, resamples, seed)[COLUMNS], f"{NAME} was trained in this run ({ranks.model.nunique()} seeds)", files
     path = committed or (paths.root() and paths.root()/"papers"/"edir"/"training.csv")
