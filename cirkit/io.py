@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MAX_BYTES', 'MAX_LINE', 'MAX_PIXELS', 'MAX_IMAGE_BYTES', 'FORMATS', 'atomic', 'sweep', 'check_relative',
            'safe_member', 'read_bytes', 'read_json', 'to_json', 'write_json', 'scan_jsonl', 'read_jsonl', 'write_jsonl',
-           'ImageError', 'decode_image', 'read_image', 'encode_image', 'write_image']
+           'ImageError', 'read_header', 'decode_image', 'read_image', 'encode_image', 'write_image']
 
 # %% ../nbs/core/04_io.ipynb #c85247434
 import io
@@ -214,12 +214,16 @@ def _ends_early(fmt: str, data: bytes) -> bool:
     return fmt == 'PNG' and not 0 <= data.rfind(b'IEND') <= len(data) - 8
 
 # %% ../nbs/core/04_io.ipynb #c658d07db
+def read_header(data: bytes,         # the file's content
+               ) -> Image.Image:     # not yet decoded, of any size
+    "A Pillow image of one of FORMATS; Pillow's own errors. The size is for the caller to judge."
+    with _open_lock, warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return Image.open(io.BytesIO(data), formats=list(FORMATS))
+
 def _open_image(data: bytes, path):
     "A Pillow image whose header has been read; its size is within bounds."
-    try:
-        with _open_lock, warnings.catch_warnings():
-            warnings.simplefilter('ignore')  # the size is judged below
-            img = Image.open(io.BytesIO(data), formats=list(FORMATS))
+    try: img = read_header(data)
     except Image.DecompressionBombError as e: raise ImageError(path, 'too large', str(e)) from None
     except Exception as e:  # a hostile header can raise nearly anything
         known = data.startswith((b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'RIFF', b'GIF8'))

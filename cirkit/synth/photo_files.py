@@ -7,27 +7,21 @@ __all__ = ['SIDES', 'open_photo', 'to_rgb', 'decode_photo', 'square']
 
 # %% ../../nbs/synth/20_photo_files.ipynb #c92f2a189
 import io
-import threading
-import warnings
 
 import numpy as np
 from PIL import Image, ImageCms, ImageOps
 
 from ..errors import one_line
-from ..io import FORMATS, MAX_PIXELS, ImageError
+from ..io import MAX_PIXELS, ImageError, read_header
 
 # %% ../../nbs/synth/20_photo_files.ipynb #c14c26db6
-_opening = threading.Lock()  # warning filters are global
-
 def open_photo(data: bytes,  # the file's content
                name: str,    # of the file, for errors
               ) -> Image.Image:  # not yet decoded, of bounded size
     "A photograph whose header is in order; else an `ImageError`."
     if not data: raise ImageError(name, "zero-byte", "the file is empty")
     try:
-        with _opening, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the size is judged below
-            img = Image.open(io.BytesIO(data), formats=list(FORMATS))
+        img = read_header(data)
         frames = 1 if img.format == "MPO" else getattr(img, "n_frames", 1)
     except Image.DecompressionBombError as e: raise ImageError(name, "too large", one_line(str(e))) from None
     except Exception:  # a hostile header can raise nearly anything
