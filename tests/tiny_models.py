@@ -158,3 +158,27 @@ def save(architecture: str, folder: Path, seed: int = 0) -> Path:
         config = json.loads((folder/"config.json").read_text())
         (folder/"config.json").write_text(json.dumps(config | {"architectures": ["NVMMEmbedModel"]}))
     return folder
+
+
+CHAT = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+        "{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n")
+
+
+def qwen3(tok): return transformers.Qwen3Config(head_dim=8, **text_config(tok) | {"eos_token_id": tok.convert_tokens_to_ids("<|im_end|>"), "max_position_embeddings": 16384})
+
+
+def save_chat(architecture: str, folder: Path, seed: int = 0) -> Path:
+    "A folder of a model that answers questions: one of ARCHITECTURES with Qwen's marks, or 'qwen3', which sees nothing."
+    if architecture != "qwen3": tok, pixels, model = build(architecture, seed)
+    else:
+        tok, pixels = tokenizer("qwen"), None
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model = transformers.Qwen3ForCausalLM(qwen3(tok))
+            for p in model.parameters():
+                if p.dim() > 1: torch.nn.init.normal_(p, std=.2)
+    tok.chat_template, tok.eos_token = CHAT, "<|im_end|>"
+    if pixels: model.config.text_config.max_position_embeddings = 16384
+    for part in (tok, pixels, model):
+        if part: part.save_pretrained(folder)
+    return folder
