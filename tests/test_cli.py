@@ -34,7 +34,7 @@ def is_one_line(error, *parts):
     for part in parts: assert part in error, error
 
 
-@pytest.mark.parametrize("command", ["reproduce", "synth", "embed", "check", "evaluate", "score", "compare", "submit", "export", "models", "store", "explore", "annotate"])
+@pytest.mark.parametrize("command", ["reproduce", "synth", "embed", "check", "evaluate", "score", "compare", "submit", "export", "release", "models", "store", "explore", "annotate"])
 def test_help_teaches_by_example(command):
     code, shown, _ = call(command, "--help")
     assert code == 0 and "Examples:" in shown and shown.count(f"cirkit {command}") >= 2

@@ -15,6 +15,7 @@ from .cli_compare import compare
 from .cli_explore import explore
 from .cli_export import export
 from .cli_models import models
+from .cli_release import release
 from .cli_run import embed, reproduce, synth
 from .cli_score import check, evaluate, score, submit
 from .cli_store import store
@@ -34,8 +35,9 @@ def cli():
       cirkit compare RUN RUN                                 which differences are real
       cirkit explore RUN --out page.html                     every query with what each model found
       cirkit annotate RUN --annotators ann,ben               people judge a sample of the triplets
+      cirkit release RUN --out DIR                           a folder to publish, with a verifier for strangers
     """
 
-for command in (reproduce, synth, embed, check, evaluate, score, compare, explore, annotate, submit, export, models, store): cli.add_command(command)
+for command in (reproduce, synth, embed, check, evaluate, score, compare, explore, annotate, submit, export, release, models, store): cli.add_command(command)
 
 def main(): cli()

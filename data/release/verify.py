@@ -15,6 +15,7 @@ import sys
 import tarfile
 
 MOST = 1 << 28         # bytes of one image
+TEXT = 1 << 31         # bytes of a table
 BLOCK = 1 << 20        # bytes that are read at a time
 CLIENT = {".git", ".gitattributes", ".cache"}
 PLAIN = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*)")
@@ -50,6 +51,7 @@ class Release:
     def path(self, name): return os.path.join(self.folder, *name.split("/"))
 
     def text(self, name):
+        need(os.path.getsize(self.path(name)) <= TEXT, f"{name}: over {TEXT:,} bytes")
         try:
             with open(self.path(name), encoding="utf-8") as f: return f.read()
         except UnicodeDecodeError: raise Fault(f"{name}: is not UTF-8") from None
@@ -156,7 +158,7 @@ class Release:
             parts = name.split("/")
             need(name.isprintable() and "\\" not in name and ":" not in parts[0] and not {"", ".", ".."} & set(parts) and name[0] != "~",
                  f"images.jsonl: {shown(name)} is no plain path")
-            need(re.fullmatch(r"shards/[a-z]+-\d{5}\.tar", str(row.get("shard"))), f"images.jsonl: {shown(name)}: has no shard")
+            need(re.fullmatch(r"shards/images-\d{5}-[0-9a-f]{8}\.tar", str(row.get("shard"))), f"images.jsonl: {shown(name)}: has no shard")
             need(all(type(row.get(k)) is int and 0 <= row[k] for k in ("offset", "bytes")) and row["bytes"] <= MOST, f"images.jsonl: {shown(name)}: no place, or too large")
         hashes = {image: digest for digest, _, image in (line.partition("  ") for line in self.text("images.sha256").split("\n")) if image}
         need(hashes == {row["image"]: row.get("sha256") for row in self.index}, "images.sha256: does not agree with images.jsonl")
@@ -204,7 +206,9 @@ class Release:
     def all(self, sums=None):
         for check in (lambda: self.files(sums), self.hashes, self.tables, self.labels, self.images, self.shards, self.fingerprint):
             doc = self.files.__doc__ if check.__name__ == "<lambda>" else check.__doc__
-            print(f"ok  {doc} ({check()})", flush=True)
+            try: found = check()
+            except (AttributeError, TypeError, KeyError, MemoryError) as e: raise Fault(f"{doc.partition(':')[0]}: a file is not of the shape that it should have ({e!r:.100})") from None
+            print(f"ok  {doc} ({found})", flush=True)
 
 
 def main():
