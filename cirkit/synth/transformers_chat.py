@@ -6,10 +6,9 @@
 __all__ = ['Options', 'kind_of', 'reader', 'Wording', 'shown', 'Noise', 'sampling', 'LocalChat', 'network', 'load']
 
 # %% ../../nbs/synth/32_transformers_chat.ipynb #c8b20429d
-import inspect
 import math
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from .answers import converse
 from .backends import check_types
 from .chat import ChatJob, ChatReply, Completion, Message, Turn
 from .interfaces import Picture
-from .local import Place, Remade, device, dtype, faults, placed
+from .local import Place, Remade, device, dtype, faults, placed, takes, without_video
 from .prompts import Prompt, load as load_prompt, names
 from .replies import Replies
 
@@ -60,10 +59,7 @@ def reader(config, place: Place, sees: bool):
     "A tokenizer or, for a model that sees, a processor of images and text."
     given = {**place.at, "trust_remote_code": False}
     if not sees: return transformers.AutoTokenizer.from_pretrained(place.source, **given)
-    cls = PROCESSOR_MAPPING[type(config)]
-    class Still(cls):
-        get_attributes = classmethod(lambda _: [a for a in cls.get_attributes() if "video" not in a])
-    return Still.from_pretrained(place.source, backend="pil", **given)
+    return without_video(PROCESSOR_MAPPING[type(config)]).from_pretrained(place.source, backend="pil", **given)
 
 # %% ../../nbs/synth/32_transformers_chat.ipynb #c6b1ad446
 class Wording:
@@ -256,6 +252,7 @@ def network(place: Place, options: Options, config, cls):
     if lost: raise CirkitError(f"model {place.name!r}: {len(lost)} weights of {cls.__name__} are missing or of another shape, e.g. {lost[0]}; the files are not whole, or another architecture's")
     return model.eval()
 
+@takes(Options)
 def load(model: str,                   # folder, or id on the hub
          folder: Path | None = None,   # of kept replies; None: they are not kept
          prompts: Path | None = None,  # folder of prompt files; None: cirkit's own
@@ -271,6 +268,3 @@ def load(model: str,                   # folder, or id on the hub
         chat = LocalChat(o, place, network(place, o, config, cls), wording, folder, prompts)
     chat.made_by, chat.made_of = load, {"model": model, "folder": folder, "prompts": prompts, **options}
     return chat
-
-_own = list(inspect.signature(load).parameters.values())[:-1]
-load.__signature__ = inspect.Signature(_own + [inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default) for f in fields(Options) if f.name != "model"])
