@@ -130,6 +130,11 @@ It needs Python 3.8 and nothing else, checks every byte, label and count, and na
 """
 
 # %% ../../nbs/report/19f_release_card.ipynb #c085a1508
+def _looked(told: dict) -> str:
+    "What was found inside the files."
+    n = sum(f['count'] for f in told['findings'] if f['kind'] == 'metadata')
+    return f"{n:,} image files carry texts or data beside their pixels: see report.md." if n else "Every image file was looked at: none carries metadata (no Exif, XMP, comments or positions)."
+
 def card(bench: Benchmark,
          rows: dict[str, list[dict]],  # of each of TABLES
          about: dict,                  # from `export_croissant.describe`
@@ -139,6 +144,6 @@ def card(bench: Benchmark,
     shards = len({row['shard'] for row in rows['images']})
     top = ['---', yaml.safe_dump(head(bench, rows, about), sort_keys=False, allow_unicode=True).rstrip(), '---', '', f"# {escape_md(bench.name)}", '', escape_md(about['description']), '',
            f"Version {escape_md(bench.version)}, split {escape_md(bench.split)}. Fingerprint `{bench.fingerprint}`.", '', *([escape_md(about['url']), ''] if 'url' in about else []),
-           f"{len(bench.queries):,} queries, {len(bench.gallery):,} candidates, {len(rows['images']):,} images in {shards} shards.", '', markdown_table(by_subcategory(bench))]
+           f"{len(bench.queries):,} queries, {len(bench.gallery):,} candidates, {len(rows['images']):,} images in {shards:,} shard{'' if shards == 1 else 's'}. {_looked(told)}", '', markdown_table(by_subcategory(bench))]
     cite = ['## Cite', '', *('    ' + line for line in about['citeAs'].splitlines()), '']
     return '\n'.join([*top, *_made(bench, about), *_protocol(bench), *_limits(about, told), *_licences(bench, about), _USE, *cite])
