@@ -119,6 +119,9 @@ class Parts:
     def options(self, stage: str) -> dict: return {k: v for k, v in self.table.get(stage, {}).items() if k != "kind"}
     def where(self, name: str) -> str: return f"{self.path} [{name}]"
     def file(self, name: str) -> Path: return self.path.parent / name   # an absolute name stays as it is
+    def near(self, options: dict) -> dict:
+        "Options whose folders of models are found from the file's own place."
+        return {k: str(self.file(v)) if k in ("model", "detector") and isinstance(v, str) and self.file(v).is_dir() else v for k, v in options.items()}
 
     @cached_property
     def world(self) -> Backend:
@@ -153,7 +156,7 @@ def _model(self, name: str, table: dict) -> Chat:
     where, options = self.where(f"models.{name}"), {k: v for k, v in table.items() if k != "kind"} if isinstance(table, dict) else {}
     kind = table.get("kind") if isinstance(table, dict) else table
     if kind not in MODELS: raise _at(where, unknown("kind of model", kind, MODELS))
-    if kind == "transformers": return made(own("cirkit.synth.transformers_chat:load", where), options, where)
+    if kind == "transformers": return made(own("cirkit.synth.transformers_chat:load", where), self.near(options), where, folder=self.work/"replies"/name)
     check_types(Server, options, where)
     server = made(Server, options, where)
     try: return Served(server, self.work/"replies"/name)
@@ -180,8 +183,9 @@ def _part(self, stage: str):  # the part, and its settings
         return TALKERS[stage](chat), {"chat": chat.settings}
     if kind == "photographs": return self.photographs, {"photographs": self.photographs.fingerprint}
     if kind == "diffusers" or ":" in kind:
-        make = own("cirkit.synth.diffusers:load" if kind == "diffusers" else kind, self.where(stage))
-        part = made(make, self.options(stage), self.where(stage))
+        ours = kind == "diffusers"
+        make = own("cirkit.synth.diffusers:load" if ours else kind, self.where(stage))
+        part = made(make, self.near(self.options(stage)), self.where(stage), **({"folder": self.work/"edits"} if ours else {}))
         return part, getattr(part, "settings", {})
     if stage != "filter" and self.options(stage): raise CirkitError(f"{self.where(stage)}: kind {kind!r} takes no options; remove {sorted(self.options(stage))}")
     whole = getattr(self, kind)
@@ -218,11 +222,11 @@ def load(path: Path,  # a TOML file
 
 # %% ../../nbs/synth/30_backends.ipynb #c70277ee6
 def spent(backend: Backend) -> list[str]:
-    "What the served models of a backend have cost so far."
+    "What the language models of a backend have cost so far."
     parts = (backend.proposer, backend.rewriter, *(getattr(backend.verifier, p, backend.verifier) for p in ("screen", "checks")))
-    chats = {id(c): c for p in parts if isinstance(c := getattr(p, "chat", None), Served)}
+    chats = {id(c): c for p in parts if hasattr(c := getattr(p, "chat", None), "spent")}
     return [c.spent() for c in chats.values()]
 
 def waits(backend: Backend) -> bool:
-    "Whether the parts mostly wait for servers: threads suit them better than processes, and share one limit and one cap."
-    return bool(spent(backend))
+    "Whether one process suits the parts better than several: they wait for servers and share one limit and cap, or hold weights that each process would load anew."
+    return bool(spent(backend)) or getattr(backend.editor, "local", False)
