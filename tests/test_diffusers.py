@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,21 +16,22 @@ pytest.importorskip("diffusers", reason="needs the gen extra")
 import diffusers
 import torch
 import transformers
+from PIL import Image
 from click.testing import CliRunner
 from openai_stub import Stub
 
 import tiny_models
 import tiny_pipelines
+from cirkit.check import check_folder
 from cirkit.errors import CirkitError
-from cirkit.io import read_image, read_jsonl, write_image
+from cirkit.io import read_jsonl, write_image
 from cirkit.paths import data_dir
 from cirkit.profiles import profile
-from cirkit.report.cli import main
+from cirkit.report.cli import cli
 from cirkit.synth import backends, detector, funnel
-from cirkit.synth.diffusers import load
+from cirkit.synth.diffusers import LocalEditor, load
 from cirkit.synth.interfaces import Aside, EditJob, Picture, Proposal
-from cirkit.synth.photo_run import build_all
-from cirkit.synth.stages import Plan
+from cirkit.synth.pipeline import build
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
@@ -89,7 +89,6 @@ def test_the_library_by_hand_gives_the_same(folders):
     "InstructPix2Pix, as its documentation calls it."
     pipe = diffusers.StableDiffusionInstructPix2PixPipeline.from_pretrained(folders["pix2pix"])
     pipe.set_progress_bar_config(disable=True)
-    from PIL import Image
     theirs = pipe("Paint it red.", Image.fromarray(JOBS[0].reference.pixels), num_inference_steps=2, generator=torch.Generator().manual_seed(10**18)).images[0]
     np.testing.assert_array_equal(editor(folders, "pix2pix").edit(JOBS[:1])[0].pixels, np.asarray(theirs))
 
@@ -130,7 +129,6 @@ def test_what_a_safety_checker_flags_is_set_aside(tmp_path):
 def test_black_and_misshapen_images_are_set_aside(folders, monkeypatch):
     made = editor(folders, "pix2pix")
     for size, why in ((64, "black image"), (32, "wrong size")):
-        from PIL import Image
         monkeypatch.setattr(made, "paint", lambda *a, size=size: diffusers.pipelines.stable_diffusion.StableDiffusionPipelineOutput([Image.new("RGB", (size, size))], None))
         assert made.edit(JOBS[:1])[0].why == why
     long = job(0, "Paint the door of the house that stands behind the old tree beside the river in a very dark green.")
@@ -174,16 +172,14 @@ def test_faults_are_one_line(folders, tmp_path):
     with pytest.raises(CirkitError, match="a clip_text_model|does not find things by name"): load(str(folders["inpaint"]), **TINY, detector=str(folders["inpaint"]/"text_encoder"))
 
 
-# a whole run
+# whole runs
 
 CONFIG = """
 licence = "CC0-1.0"
 [models.eye]
 {eye}
 [seeds]
-kind = "photographs"
-folder = "photographs"
-least = 64
+{seeds}
 [filter]
 kind = "none"
 [proposer]
@@ -204,22 +200,62 @@ model = "eye"
 """
 
 
-def place(folders, folder, eye):
-    "A file of backends with its photographs and models beside it."
-    rng = np.random.default_rng(0)
-    for n in range(3): write_image(folder/"photographs"/f"{n}.png", rng.integers(0, 256, (72, 80, 3), np.uint8))
+def place(folders, folder, eye, seeds='kind = "world"'):
+    "A file of backends, with its models beside it."
     shutil.copytree(folders["pix2pix"], folder/"editor")
-    (folder/"backends.toml").write_text(CONFIG.format(eye=eye))
+    (folder/"backends.toml").write_text(CONFIG.format(eye=eye, seeds=seeds))
     return folder/"backends.toml"
 
 
-def test_models_that_know_nothing_set_everything_aside(folders, tmp_path, monkeypatch):
-    "`cirkit synth` with all models in this process; their prompts cut to few words, since noise is never JSON, however long."
+def test_models_that_know_nothing_set_everything_aside(folders, tmp_path):
+    "`cirkit synth` on photographs with all models in this process; their prompts are cut to few words, since noise is never JSON, however long."
+    rng = np.random.default_rng(0)
+    for n in range(3): write_image(tmp_path/"photographs"/f"{n}.png", rng.integers(0, 256, (224, 240, 3), np.uint8))
     tiny_models.save_chat("qwen2_5_vl", tmp_path/"eye")
     prompts = shutil.copytree(data_dir()/"prompts", tmp_path/"prompts")
     for p in prompts.glob("*.md"): p.write_text(re.sub(r"max_tokens = \d+", "max_tokens = 2", p.read_text()).replace("{{taxonomy}}", "").replace("{{schema}}", "{}"))
-    path = place(folders, tmp_path, f'kind = "transformers"\nmodel = "eye"\ndevice = "cpu"\ndtype = "fp32"\nside = 64\nprompts = "{prompts}"')
-    done = CliRunner().invoke(main, ["synth", "smoke", "--backend", str(path), "--work", str(tmp_path/"run")])
-    asides = [r for part in (tmp_path/"run"/"synth"/"propose").glob("part-*.jsonl") for r in read_jsonl(part)]
-    assert len(asides) == 3 and {r["aside"] for r in asides} <= {"cut off", "no JSON object"} and "too few" in done.output
+    eye = f'kind = "transformers"\nmodel = "eye"\ndevice = "cpu"\ndtype = "fp32"\nside = 64\nprompts = "{prompts}"'
+    path = place(folders, tmp_path, eye, 'kind = "photographs"\nfolder = "photographs"')
+    done = CliRunner().invoke(cli, ["synth", "--profile", "smoke", "--backend", str(path), "--work", str(tmp_path/"run")])
+    assert done.exit_code and "0 photographs have a set of 4 accepted images" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    rows = [r for part in (tmp_path/"run"/"synth"/"propose").glob("part-*.jsonl") for r in read_jsonl(part)]
+    assert len(rows) == 3 and {r["aside"] for r in rows} <= {"cut off", "no JSON object"} and all(r["raw"] for r in rows)
     assert len((tmp_path/"run"/"replies"/"eye"/"replies.jsonl").read_text().splitlines()) == 9    # three tries each
+
+
+SIZES = replace(profile("smoke"), seeds=6, per_simple=1, complex=1, set_images=8, distractors=0, size=32)
+
+def served(stub, folders, folder):
+    "A backend that asks the stub and edits here."
+    if not (folder/"backends.toml").exists(): place(folders, folder, f'kind = "openai"\nbase = "{stub.base}"\nmodel = "eye"')
+    b = backends.load(folder/"backends.toml", folder/"run")
+    assert b.multiple == 32 and backends.waits(b)
+    return replace(b, subcategories=("color",))
+
+def made(stub, folders, folder): return build(folder/"run", SIZES, served(stub, folders, folder), workers=1, progress=False)
+def contents(folder): return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted((folder/"run").rglob("*")) if p.is_file() and not {"replies", "edits"} & set(p.parts)}
+
+
+def test_a_run_that_is_killed_goes_on_to_the_same_bytes(folders, tmp_path, monkeypatch):
+    "A benchmark from served words and images of this machine; killed among its images, where those that are there are not made again."
+    monkeypatch.setattr("cirkit.synth.stages.BLOCK", 4)
+    stub = Stub()
+    try:
+        bench = made(stub, folders, tmp_path/"whole")
+        assert len(bench.queries) == 2 and not check_folder(tmp_path/"whole"/"run"/"benchmark")
+        images = funnel.counts(tmp_path/"whole"/"run")["edited images"]
+        (tmp_path/"killed").mkdir()
+        place(folders, tmp_path/"killed", f'kind = "openai"\nbase = "{stub.base}"\nmodel = "eye"')
+        kept = tmp_path/"killed"/"run"/"edits"
+        child = multiprocessing.get_context("fork").Process(target=made, args=(stub, folders, tmp_path/"killed"))
+        child.start()
+        while child.is_alive() and len(list(kept.glob("*.png"))) < 5: time.sleep(.01)
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        before, calls = {p.name for p in kept.glob("*.png")}, []
+        make = LocalEditor._make
+        monkeypatch.setattr(LocalEditor, "_make", lambda self, jobs: calls.append(jobs) or make(self, jobs))
+        made(stub, folders, tmp_path/"killed")
+    finally: stub.close()
+    assert contents(tmp_path/"killed") == contents(tmp_path/"whole")
+    assert len(before) >= 5 and len(calls) <= images - 5
