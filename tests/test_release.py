@@ -121,9 +121,10 @@ def tar_with(*members):
     return change
 
 
-def member(name, type=tarfile.REGTYPE, link="", size=0):
+def member(name, type=tarfile.REGTYPE, link="", size=0, **more):
     m = tarfile.TarInfo(name)
     m.type, m.linkname, m.size = type, link, size
+    for key, value in more.items(): setattr(m, key, value)
     return m
 
 
@@ -140,6 +141,14 @@ def replaced(m):
 
 def in_index(**values): return lambda r: edit(r/"images.jsonl", lambda rows: rows[0].update(values))
 def swap(rows): rows[0], rows[1] = rows[1], rows[0]
+
+
+def within(r):
+    "A byte in the padding after the first image."
+    row = next(read_jsonl(r/"images.jsonl"))
+    with open(r/row["shard"], "r+b") as f:
+        f.seek(row["offset"] + row["bytes"])
+        f.write(b"x")
 
 
 def behind(r):
@@ -166,6 +175,7 @@ FORGED = {
     "device": (replaced(member("images/s00-0.png", tarfile.CHRTYPE)), "is a link, folder"), "folder": (replaced(member("images/s00-0.png", tarfile.DIRTYPE)), "is a link, folder"),
     "way out in a tar": (replaced(member("../../x")), "'../../x' is here"), "absolute": (replaced(member("/tmp/x")), "'/tmp/x' is here"),
     "no tar": (lambda r: sorted((r/"shards").iterdir())[0].write_bytes(b"x"*5000), "is no sound tar"), "empty tar": (lambda r: sorted((r/"shards").iterdir())[0].write_bytes(b""), "is no sound tar"),
+    "owner": (replaced(member("images/s00-0.png", uid=7)), "carries a date, an owner"), "date": (replaced(member("images/s00-0.png", mtime=7)), "carries a date"), "hidden": (within, "something is hidden behind"),
     "truncated": (cut, "shards/images-00000"), "behind the end": (behind, "does not end after its last image"),
     "no JSON": (lambda r: (r/"corpus.jsonl").write_text("{\n"), "corpus.jsonl line 1: is not JSON"), "NaN": (lambda r: (r/"corpus.jsonl").write_text('{"id": NaN}\n'), "NaN is no JSON"),
     "deep": (lambda r: (r/"corpus.jsonl").write_text('{"id": ' + "["*100_000 + "\n"), "is not JSON"), "list": (lambda r: (r/"release.json").write_text("[]"), "is no object"),
@@ -327,6 +337,20 @@ def test_a_training_set_with_the_same_sources_or_pictures_stops_it(own, toy, tmp
     write()
     shutil.copyfile(image_of(own, 7), folder/"images/1.png")
     with pytest.raises(CirkitError, match="1 pairs of an image here and one of the training set.*--accept training"): release(own.folder, tmp_path/"two", train=folder)
+
+
+def test_a_training_set_goes_the_same_way(toy, tmp_path):
+    from cirkit.train.triplets import read_triplets
+    shutil.copytree(toy.folder/"images", tmp_path/"train"/"images")
+    rows = [{"id": q.id, "image": q.images[0], "text": q.text, "target": f"images/{toy.pos[q.id][0]}.png", "negatives": [f"images/{i}.png" for i in toy.neg[q.id]],
+             "subcategory": q.subcategory, "source": q.source} for q in toy.queries]
+    (tmp_path/"train"/"triplets.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path/"train"/"LICENSE").write_text("CC0 1.0\n")
+    before = tree(tmp_path/"train")
+    with pytest.raises(CirkitError, match="--accept training"): release(tmp_path/"train", tmp_path/"out", train=toy.folder)
+    assert release(tmp_path/"train", tmp_path/"out") and tree(tmp_path/"train") == before and sorted(os.listdir(tmp_path)) == ["out", "train"]
+    unpack(tmp_path/"out", tmp_path/"back")
+    assert read_triplets(tmp_path/"back").triplets == read_triplets(tmp_path/"train").triplets
 
 
 def link_out(bench):

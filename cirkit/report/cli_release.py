@@ -22,7 +22,7 @@ import click
 @click.option('--date', default=None, metavar='DAY', help='Of publication, YYYY-MM-DD. [default: none]')
 @click.option('--unpack', is_flag=True, help='FOLDER is a release: verify it and make the benchmark folder again.')
 def release(folder, out, train, accept, shard, creators, url, date, unpack):
-    """Make the publishable set of FOLDER, a benchmark or a RUN.
+    """Make the publishable set of FOLDER, a benchmark, a RUN or a training set.
 
     Image shards with an index, Parquet beside the tables, dataset card, Croissant, licences, hashes, a report on leaks and
     balance, and verify.py, which needs Python alone. cirkit check must be clean; serious findings stop the release, unless

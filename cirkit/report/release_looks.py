@@ -71,13 +71,14 @@ SAME = 1.5  # grey levels
 def near(a: np.ndarray, b: np.ndarray,  # (n,768) and (m,768) uint8
          block: int = 512,              # rows of `a` at a time
         ) -> list[tuple[int, int, float]]:  # row of `a`, of `b`, and how far apart they are in levels; nearest first
-    "All pairs of thumbnails that are alike."
+    "All pairs of thumbnails that are alike; of a set with itself, those with i < j."
     wide, norms, found = b.astype(np.float32), (b.astype(np.float32)**2).sum(1), []
     limit = 768*LEVELS**2*1.01 + 64  # a little more than the exact one, for rounding
     for start in range(0, len(a), block):
-        rows = a[start:start + block].astype(np.float32)
-        close = (rows**2).sum(1)[:, None] + norms - 2*(rows @ wide.T) <= limit
-        found += [(start + i, j) for i, j in zip(*(x.tolist() for x in np.nonzero(close))) if alike(a[start + i], b[j])]
+        rows, first = a[start:start + block].astype(np.float32), start if a is b else 0
+        close = (rows**2).sum(1)[:, None] + norms[first:] - 2*(rows @ wide[first:].T) <= limit
+        pairs = ((start + i, first + j) for i, j in zip(*(x.tolist() for x in np.nonzero(close))))
+        found += [(i, j) for i, j in pairs if (a is not b or i < j) and alike(a[i], b[j])]
     def apart(i, j): return float(np.sqrt(((a[i].astype(np.int64) - b[j])**2).mean()))
     return sorted(((i, j, apart(i, j)) for i, j in found), key=lambda pair: (pair[2], pair))
 
@@ -105,7 +106,7 @@ def copies_within(bench: Benchmark, looks: dict[str, Look]):
     equal = [(some[0], other) for some in _equal(looks) for other in some[1:]]
     yield finding('duplicates', 'images have the pixels of another one', [_said(*pair, role) for pair in equal], True)
     thumbs = np.stack([l.thumb for l in looks.values()])
-    pairs = [(names[i], names[j], far) for i, j, far in near(thumbs, thumbs) if i < j and looks[names[i]].pixels != looks[names[j]].pixels]
+    pairs = [(names[i], names[j], far) for i, j, far in near(thumbs, thumbs) if looks[names[i]].pixels != looks[names[j]].pixels]
     apart = [(a, b, far) for a, b, far in pairs if source[a] != source[b]]
     yield finding('duplicates', 'pairs of images of different sources show the same picture', [_said(a, b, role) for a, b, far in apart if far <= SAME], True)
     yield finding('alike', 'pairs of images of different sources look alike from far away', [f"{_said(a, b, role)}, {far:.1f} levels" for a, b, far in apart if far > SAME])

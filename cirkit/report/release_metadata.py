@@ -33,6 +33,7 @@ def _exif(img):
     for tag in tags:
         if tag in _IDENTITY: yield Mark('identity', _IDENTITY[tag])
         elif tag not in plain: yield Mark('metadata', f"Exif {ExifTags.TAGS.get(tag, hex(tag))}")
+    if 'exif' in img.info and not tags: yield Mark('metadata', 'Exif that cannot be read')
     if exif.get_ifd(ExifTags.IFD.IFD1): yield Mark('metadata', 'an embedded thumbnail')
 
 _WORDS = (b'gpslatitude', b'gpslongitude', b'serialnumber', b'ownername', b'by-line', b'creatorcontactinfo')

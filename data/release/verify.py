@@ -184,8 +184,11 @@ class Release:
                 need(member.type == tarfile.REGTYPE and not member.issparse(), f"{where}: {shown(member.name)} is a link, folder, device or sparse file")
                 need(member.name == row["image"], f"{where}: {shown(member.name)} is here, {shown(row['image'])} is listed")
                 need((member.offset_data, member.size) == (row["offset"], row["bytes"]), f"{where}: {shown(member.name)} is not at its place")
+                need(set(member.pax_headers) <= {"path"} and (member.mtime, member.uid, member.gid, member.uname, member.gname) == (0, 0, 0, "", ""),
+                     f"{where}: {shown(member.name)} carries a date, an owner or a comment")
                 raw.seek(member.offset_data)
                 need(sha256(raw, member.size) == (row.get("sha256"), row["bytes"]), f"{where}: {shown(member.name)} is another image, or cut short")
+                need(not raw.read(-member.size % 512).strip(b"\0"), f"{where}: something is hidden behind {shown(member.name)}")
             more = tar.next()
             need(more is None, f"{name}: {shown(more and more.name)} is not listed")
         raw.seek(row["offset"] + row["bytes"])
