@@ -28,7 +28,7 @@ from cirkit.io import read_jsonl, write_image
 from cirkit.paths import data_dir
 from cirkit.profiles import profile
 from cirkit.report.cli import cli
-from cirkit.synth import backends, detector, funnel
+from cirkit.synth import backends, detector, funnel, screens
 from cirkit.synth.diffusers import LocalEditor, load
 from cirkit.synth.interfaces import Aside, EditJob, Picture, Proposal
 from cirkit.synth.pipeline import build
@@ -114,6 +114,15 @@ def test_detectors_find_boxes_inside(folders, name):
     assert len(boxes) and (boxes >= 0).all() and (boxes[:, 2:] <= (96, 64)).all() and (boxes[:, :2] < boxes[:, 2:]).all()
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(found)).boxes(image, "wooden door"), boxes)
     assert len(detector.load(str(folders[name]), threshold=1., device="cpu").boxes(image, "door")) == 0
+
+
+def test_a_filter_counts_what_a_detector_finds(folders):
+    "Its boxes mean nothing, but the same image has as many."
+    image, other = (np.random.default_rng(n).integers(0, 256, (64, 64, 3), np.uint8) for n in (0, 1))
+    same = screens.faces(str(folders["owl"]), threshold=.4, device="cpu")
+    counts = [len(screens.apart(detector.load(str(folders["owl"]), threshold=.4, device="cpu").boxes(i, "human face"))) for i in (image, other)]
+    assert same(image, image) == "" and same(image, other) == ("" if counts[0] == counts[1] else "another number of human face")
+    assert screens.faces(str(folders["owl"]), most=counts[0] - 1, threshold=.4, device="cpu")(image) == f"more than {counts[0] - 1} of human face"
 
 
 def test_what_a_safety_checker_flags_is_set_aside(tmp_path):
@@ -202,7 +211,7 @@ model = "eye"
 
 def place(folders, folder, eye, seeds='kind = "world"'):
     "A file of backends, with its models beside it."
-    shutil.copytree(folders["pix2pix"], folder/"editor")
+    shutil.copytree(folders["qwen"], folder/"editor")
     (folder/"backends.toml").write_text(CONFIG.format(eye=eye, seeds=seeds))
     return folder/"backends.toml"
 
