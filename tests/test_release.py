@@ -353,6 +353,16 @@ def test_a_training_set_goes_the_same_way(toy, tmp_path):
     assert read_triplets(tmp_path/"back").triplets == read_triplets(tmp_path/"train").triplets
 
 
+def test_withheld_answers_and_candidates_without_images(own, tmp_path):
+    gallery = (*own.gallery, Candidate("words", "", modality="text", extra={"text": "a red square"}))
+    queries = (replace(own.queries[0], images=(own.queries[0].images[0], own.queries[1].images[0])), *own.queries[1:-1], Query("only text", (), "a blue square", modality="text"))
+    bench = saved(replace(own, gallery=gallery, queries=queries, pos={}, neg={}, meta=own.meta | {"labels": "closed"}))
+    made = release(own.folder, tmp_path/"out")
+    assert made.counts["positives"] == 0 and unpack(made.folder, tmp_path/"back").fingerprint == bench.fingerprint
+    saved(replace(own, gallery=gallery[-1:], queries=queries[-1:], pos={}, neg={}, meta=own.meta | {"labels": "closed"}))
+    with pytest.raises(CirkitError, match="has no images"): release(own.folder, tmp_path/"none")
+
+
 def link_out(bench):
     path = image_of(bench, 2)
     path.rename(bench.folder.parent/"outside.png")

@@ -178,6 +178,7 @@ def release(folder,                # a benchmark's folder, a RUN, or a training 
         if any(out.is_relative_to(f.resolve()) for f in (folder, given) if (f/'images').is_dir()): raise CirkitError(f"{out}: lies in the benchmark itself; give a folder outside it")
         copies = _checked(folder, workers)
         bench = Benchmark.load(folder)
+        if not image_paths(bench): raise CirkitError(f"{given}: has no images; there is nothing to put into shards")
         check_names(image_paths(bench))
         looks = look_all(folder, image_paths(bench), workers)
         found = [copies, *findings(bench, looks, train, workers)]

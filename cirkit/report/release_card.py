@@ -113,7 +113,7 @@ _USE = f"""## Load
 ```python
 {LOAD}```
 
-The tables are in `parquet/` too; the shards are WebDataset tars. For [cirkit](https://pypi.org/project/cirkit/):
+The tables are in `parquet/` too; the shards are WebDataset tars. With cirkit, which made this release:
 
 ```bash
 cirkit release . --unpack --out my_folder
