@@ -107,6 +107,7 @@ class Pass:
     text: str
     mask: np.ndarray | None = None  # (h,w) uint8, 255 where to repaint
 
+# %% ../../nbs/synth/33_diffusers.ipynb #cba3909df
 class LocalEditor(Remade):
     "An editor in this process."
     multiple = 32      # pixels, of which sides are made
@@ -130,11 +131,12 @@ class LocalEditor(Remade):
                 "device": self.pipe.device.type, "dtype": o.dtype, "batch": self.size, "prompt": f"{edit.version} {edit.digest}",
                 "diffusers": _diffusers().__version__, "transformers": transformers.__version__, "torch": torch.__version__}
 
-# %% ../../nbs/synth/33_diffusers.ipynb #cba3909df
+# %% ../../nbs/synth/33_diffusers.ipynb #cf717ac74
 def _edit(self, jobs: list[EditJob]) -> list[Picture | Aside]:
     "Make all images."
     for job in jobs: self._check(job)
-    keys = [digest([self.settings, [p.to_dict() for p in j.proposals], j.reference.image, j.size, j.seed]) for j in jobs]
+    told = digest(self.settings)
+    keys = [digest([told, [p.to_dict() for p in j.proposals], j.reference.image, j.size, j.seed]) for j in jobs]
     self.kept.only(set(keys))
     made = {k: found for k in dict.fromkeys(keys) if (found := self.kept.get(k)) is not None}
     todo = list({k: j for k, j in zip(keys, jobs) if k not in made}.items())
@@ -154,7 +156,7 @@ def _check(self, job: EditJob):
 
 LocalEditor.edit, LocalEditor._check = _edit, _check
 
-# %% ../../nbs/synth/33_diffusers.ipynb #cf717ac74
+# %% ../../nbs/synth/33_diffusers.ipynb #c79118118
 def _make(self, jobs: list[EditJob]) -> list[np.ndarray | Aside]:
     "Images of some jobs, made together."
     plans, generators = [self.passes(j) for j in jobs], [torch.Generator().manual_seed(j.seed % 2**63) for j in jobs]
@@ -169,7 +171,7 @@ def _make(self, jobs: list[EditJob]) -> list[np.ndarray | Aside]:
 
 LocalEditor._make = _make
 
-# %% ../../nbs/synth/33_diffusers.ipynb #c2781ecc6
+# %% ../../nbs/synth/33_diffusers.ipynb #c53176002
 @contextmanager
 def sides(size: int):  # pixels
     "Qwen's pipeline looks at its reference at this size."
@@ -188,7 +190,7 @@ class QwenEditor(LocalEditor):
             return self.pipe(image=[image], prompt=passes[0].text, negative_prompt=" ", height=side, width=side, generator=generators[0],
                              num_inference_steps=self.numbers["steps"], true_cfg_scale=self.numbers["guidance"])
 
-# %% ../../nbs/synth/33_diffusers.ipynb #c435ae130
+# %% ../../nbs/synth/33_diffusers.ipynb #cb775a5b2
 def too_long(pipe, texts: list[str]) -> bool:
     "Whether CLIP would cut one of them."
     return any(len(pipe.tokenizer(t).input_ids) > pipe.tokenizer.model_max_length for t in texts)
@@ -204,7 +206,7 @@ class Pix2PixEditor(LocalEditor):
         return self.pipe(prompt=[p.text for p in passes], image=images, generator=generators, num_inference_steps=n["steps"],
                          guidance_scale=n["guidance"], image_guidance_scale=n["image_guidance"])
 
-# %% ../../nbs/synth/33_diffusers.ipynb #ca7f36309
+# %% ../../nbs/synth/33_diffusers.ipynb #cb938936b
 class InpaintEditor(Pix2PixEditor):
     "SDXL inpainting of a detector's boxes."
     def passes(self, job):
@@ -226,7 +228,7 @@ class InpaintEditor(Pix2PixEditor):
         return self.pipe(prompt=[p.text for p in passes], image=images, mask_image=[Image.fromarray(p.mask) for p in passes], height=side, width=side,
                          generator=generators, num_inference_steps=n["steps"], guidance_scale=n["guidance"], strength=n["strength"])
 
-# %% ../../nbs/synth/33_diffusers.ipynb #ccbcc40b3
+# %% ../../nbs/synth/33_diffusers.ipynb #c04a6cc61
 EDITORS = {"QwenImageEditPlusPipeline": QwenEditor, "StableDiffusionInstructPix2PixPipeline": Pix2PixEditor, "StableDiffusionXLInpaintPipeline": InpaintEditor}
 
 def _diffusers():
@@ -249,7 +251,7 @@ def pipeline(place: Place, options: Options):
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
-# %% ../../nbs/synth/33_diffusers.ipynb #c04a6cc61
+# %% ../../nbs/synth/33_diffusers.ipynb #cb416440c
 @takes(Options)
 def load(model: str,                  # folder, or id on the hub
          folder: Path | None = None,  # for images on the way; None: they are not kept

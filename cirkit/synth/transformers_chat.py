@@ -59,6 +59,7 @@ def reader(config, place: Place, sees: bool):
     "A tokenizer or, for a model that sees, a processor of images and text."
     given = {**place.at, "trust_remote_code": False}
     if not sees: return transformers.AutoTokenizer.from_pretrained(place.source, **given)
+    if type(config) not in PROCESSOR_MAPPING: raise CirkitError(f"model {place.name!r}: transformers has no processor of images and text for a {config.model_type}; give another model")
     return without_video(PROCESSOR_MAPPING[type(config)]).from_pretrained(place.source, backend="pil", **given)
 
 # %% ../../nbs/synth/32_transformers_chat.ipynb #c6b1ad446
@@ -67,6 +68,7 @@ class Wording:
     def __init__(self, reader, place: Place, sees: bool, kwargs: dict):
         self.reader, self.place, self.sees, self.kwargs = reader, place, sees, kwargs
         self.tokenizer = reader.tokenizer if sees else reader
+        if self.tokenizer.pad_token is None: self.tokenizer.pad_token = self.tokenizer.eos_token  # Llama has none
         self.speaker = reader if getattr(reader, "chat_template", None) else self.tokenizer
         if not self.speaker.chat_template: raise CirkitError(f"model {place.name!r}: has no chat template, so it is not tuned for questions; give its -Instruct or chat version")
         self.marks = sorted(self.tokenizer.get_added_vocab(), key=len, reverse=True)
