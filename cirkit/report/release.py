@@ -149,8 +149,11 @@ class Released:
 @contextlib.contextmanager
 def _prepared(folder: Path, out: Path):
     "The folder to release; of a training set, one beside `out` for the time being."
+    if os.path.lexists(out): raise CirkitError(f"{out}: is there already; give a folder that does not exist")
+    source = folder if is_triplets(folder) else _source(folder)
+    if out.is_relative_to(source.resolve()): raise CirkitError(f"{out}: lies in the set itself; give a folder outside it")
     if not is_triplets(folder):
-        yield _source(folder)
+        yield source
         return
     temp = out.with_name(f'.{out.name[-100:]}.source')
     try:
@@ -173,11 +176,8 @@ def release(folder,                # a benchmark's folder, a RUN, or a training 
     for kind in accepted:
         if kind not in ACCEPTABLE: raise unknown('kind of finding to accept', kind, ACCEPTABLE)
     given, out, limit, train = Path(folder), Path(os.path.abspath(out)), parse_memory(limit), train and Path(train)
-    if os.path.lexists(out): raise CirkitError(f"{out}: is there already; give a folder that does not exist")
     with _prepared(given, out) as folder:
-        if any(out.is_relative_to(f.resolve()) for f in (folder, given) if (f/'images').is_dir()): raise CirkitError(f"{out}: lies in the benchmark itself; give a folder outside it")
-        copies = _checked(folder, workers)
-        bench = Benchmark.load(folder)
+        copies, bench = _checked(folder, workers), Benchmark.load(folder)
         if not image_paths(bench): raise CirkitError(f"{given}: has no images; there is nothing to put into shards")
         check_names(image_paths(bench))
         looks = look_all(folder, image_paths(bench), workers)

@@ -6,7 +6,7 @@
 __all__ = ['TABLES', 'LOAD', 'head', 'funnel_of', 'card']
 
 # %% ../../nbs/report/19f_release_card.ipynb #c927d9f18
-from pathlib import Path
+import re
 
 import pandas as pd
 import pyarrow as pa
@@ -108,6 +108,8 @@ query = queries[0]
 print(query["image"], "+", query["text"], "->", labels[query["id"]]["pos"])
 print(len(image(next(iter(places)))), "bytes")
 '''
+
+# %% ../../nbs/report/19f_release_card.ipynb #cc2a18a71
 _USE = f"""## Load
 
 ```python
@@ -129,7 +131,11 @@ python3 verify.py
 It needs Python 3.8 and nothing else, checks every byte, label and count, and names the first fault. `--sums HEX` also checks SHA256SUMS itself against the hash that the publisher states elsewhere.
 """
 
-# %% ../../nbs/report/19f_release_card.ipynb #c085a1508
+# %% ../../nbs/report/19f_release_card.ipynb #ccca77ab5
+def _address(url: str) -> str:
+    "A link if it is a plain address, else its text."
+    return f'<{url}>' if re.fullmatch(r"https?://[\w.~:/?#@!&'+,;=%-]+", url, re.ASCII) else escape_md(url)
+
 def _looked(told: dict) -> str:
     "What was found inside the files."
     n = sum(f['count'] for f in told['findings'] if f['kind'] == 'metadata')
@@ -143,7 +149,7 @@ def card(bench: Benchmark,
     "README.md of a release."
     shards = len({row['shard'] for row in rows['images']})
     top = ['---', yaml.safe_dump(head(bench, rows, about), sort_keys=False, allow_unicode=True).rstrip(), '---', '', f"# {escape_md(bench.name)}", '', escape_md(about['description']), '',
-           f"Version {escape_md(bench.version)}, split {escape_md(bench.split)}. Fingerprint `{bench.fingerprint}`.", '', *([escape_md(about['url']), ''] if 'url' in about else []),
+           f"Version {escape_md(bench.version)}, split {escape_md(bench.split)}. Fingerprint `{bench.fingerprint}`.", '', *([_address(about['url']), ''] if 'url' in about else []),
            f"{len(bench.queries):,} queries, {len(bench.gallery):,} candidates, {len(rows['images']):,} images in {shards:,} shard{'' if shards == 1 else 's'}. {_looked(told)}", '', markdown_table(by_subcategory(bench))]
     cite = ['## Cite', '', *('    ' + line for line in about['citeAs'].splitlines()), '']
     return '\n'.join([*top, *_made(bench, about), *_protocol(bench), *_limits(about, told), *_licences(bench, about), _USE, *cite])

@@ -56,6 +56,7 @@ def look(path: Path) -> Look:
     thumb = thumbnail(Image.fromarray(pixels))
     return Look(sha256(data).hexdigest(), pixel_digest(pixels), thumb, pixels.shape[1::-1], format, len(data), tuple(marks(data)))
 
+# %% ../../nbs/report/19c_release_looks.ipynb #c1e6fc359
 def look_all(folder: Path,
              names: list[str],   # paths below it
              workers: int = 2,   # threads
@@ -65,7 +66,7 @@ def look_all(folder: Path,
         warnings.simplefilter('ignore')  # Pillow's, of odd metadata, which the marks tell
         return dict(zip(names, in_threads(lambda name: look(Path(folder)/name), names, workers)))
 
-# %% ../../nbs/report/19c_release_looks.ipynb #c0d8046fc
+# %% ../../nbs/report/19c_release_looks.ipynb #c0a9e6cd8
 SAME = 1.5  # grey levels
 
 def near(a: np.ndarray, b: np.ndarray,  # (n,768) and (m,768) uint8
@@ -82,7 +83,7 @@ def near(a: np.ndarray, b: np.ndarray,  # (n,768) and (m,768) uint8
     def apart(i, j): return float(np.sqrt(((a[i].astype(np.int64) - b[j])**2).mean()))
     return sorted(((i, j, apart(i, j)) for i, j in found), key=lambda pair: (pair[2], pair))
 
-# %% ../../nbs/report/19c_release_looks.ipynb #c5831c74d
+# %% ../../nbs/report/19c_release_looks.ipynb #c58f07ce0
 _ROLES = ('target', 'hard negative', 'reference', 'gallery')
 
 def roles(bench: Benchmark) -> dict[str, str]:  # image -> its most important role
@@ -100,6 +101,7 @@ def _equal(looks: dict[str, Look]) -> list[list[str]]:
     for name, l in looks.items(): by.setdefault(l.pixels, []).append(name)
     return [some for some in by.values() if len(some) > 1]
 
+# %% ../../nbs/report/19c_release_looks.ipynb #ce63a48a2
 def copies_within(bench: Benchmark, looks: dict[str, Look]):
     "Findings on images that occur twice."
     role, source, names = roles(bench), source_of(bench), list(looks)
@@ -113,7 +115,7 @@ def copies_within(bench: Benchmark, looks: dict[str, Look]):
     kin = Counter(tuple(sorted((role[a], role[b]), key=_ROLES.index)) for a, b, _ in pairs if source[a] == source[b])
     yield finding('alike', 'pairs of images of one source look alike from far away: small changes', [f"{n} of {a} and {b}" for (a, b), n in sorted(kin.items())], count=kin.total())
 
-# %% ../../nbs/report/19c_release_looks.ipynb #c1b52468b
+# %% ../../nbs/report/19c_release_looks.ipynb #c66d25c9c
 def unchanged(bench: Benchmark, looks: dict[str, Look]):
     "Findings on targets that are their reference."
     image, none, faint = {c.id: c.image for c in bench.gallery}, [], []
@@ -124,7 +126,7 @@ def unchanged(bench: Benchmark, looks: dict[str, Look]):
     yield finding('unchanged', 'queries whose target is their reference', none, True)
     yield finding('alike', 'queries whose target looks like their reference from far away', faint)
 
-# %% ../../nbs/report/19c_release_looks.ipynb #c4f1d66a2
+# %% ../../nbs/report/19c_release_looks.ipynb #cc2a8ad76
 def copies_across(looks: dict[str, Look],
                   theirs: dict[str, Look],  # of the training set
                  ):
@@ -135,7 +137,7 @@ def copies_across(looks: dict[str, Look],
     yield finding('training', 'pairs of an image here and one of the training set show the same picture', same, True)
     yield finding('alike', 'pairs of an image here and one of the training set look alike from far away', [f"{names[i]} and {others[j]}, {far:.1f} levels" for i, j, far in pairs if far > SAME])
 
-# %% ../../nbs/report/19c_release_looks.ipynb #c72fe3801
+# %% ../../nbs/report/19c_release_looks.ipynb #c79e56e19
 def said_by_files(looks: dict[str, Look]):
     "Findings on metadata."
     for kind, what in (('identity', 'images carry a position, a name or a serial number'), ('metadata', 'images carry texts or data beside their pixels')):

@@ -55,6 +55,7 @@ def source_of(bench: Benchmark) -> dict[str, str]:  # image -> source
     "What each image is made from; a gallery's row counts before a query's."
     return {image: source for source, image, _ in _uses(bench)}
 
+# %% ../../nbs/report/19a_release_tables.ipynb #c569e7f12
 def sources(bench: Benchmark,
            ) -> list[dict]:   # source, images, licence, author, url, stated ('source', 'set' or 'nowhere'); sorted
     "What is known of each source."
@@ -70,7 +71,7 @@ def sources(bench: Benchmark,
         rows.append({'source': source, 'images': len(images[source]), **known, 'licence': whole if stated == 'set' else known['licence'], 'stated': stated})
     return rows
 
-# %% ../../nbs/report/19a_release_tables.ipynb #c9d3196b1
+# %% ../../nbs/report/19a_release_tables.ipynb #cbc025e2b
 def _cell(value) -> str:
     "A value that no spreadsheet carries out."
     text = one_line(' '.join(str(value).split()))
