@@ -36,6 +36,7 @@ from cirkit.synth.pipeline import build
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 diffusers.utils.logging.disable_progress_bar()
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")   # of diffusers' schedulers
 TINY = dict(device="cpu", dtype="fp32", steps=2)
 MAKES = {"pix2pix": tiny_pipelines.pix2pix, "inpaint": tiny_pipelines.inpaint, "qwen": tiny_pipelines.qwen_image}
 
@@ -55,7 +56,7 @@ def editor(folders, name, **options):
 def job(n, *changes, size=64):
     image = np.random.default_rng(n).integers(0, 256, (size, size, 3), np.uint8)
     return EditJob(f"s{n}-0", Picture(f"s{n}", f"s{n}", image), tuple(Proposal("color", c, {"target": "door"}) for c in changes), size, 10**18 + n)
-JOBS = [job(0, "Paint it red."), job(1, "Make it old.", "Make it tall."), job(2, "Turn it."), job(3, "Hide it.")]
+JOBS = [job(0, "Paint it red."), job(1, "Make it old.", "Make it tall."), job(2, "Turn it.")]
 
 
 @pytest.mark.parametrize("name", MAKES)
@@ -64,7 +65,7 @@ def test_an_image_depends_on_nothing_but_its_item(folders, name):
     assert [(p.id, p.source, p.pixels.shape, p.pixels.dtype) for p in made] == [(j.id, j.reference.source, (64, 64, 3), np.uint8) for j in JOBS]
     again = editor(folders, name, batch=3)
     for n in (2, 0): np.testing.assert_array_equal(again.edit([JOBS[n]])[0].pixels, made[n].pixels)
-    np.testing.assert_array_equal(again.edit(JOBS[::-1])[2].pixels, made[1].pixels)
+    np.testing.assert_array_equal(again.edit(JOBS[::-1])[1].pixels, made[1].pixels)
     assert (again.edit([replace(JOBS[0], seed=5)])[0].pixels != made[0].pixels).any()
     assert (again.edit([replace(JOBS[0], proposals=JOBS[2].proposals)])[0].pixels != made[0].pixels).any()
 
@@ -72,7 +73,7 @@ def test_an_image_depends_on_nothing_but_its_item(folders, name):
 @pytest.mark.parametrize("name", MAKES)
 def test_several_a_call_are_within_a_grey_level(folders, name):
     "Qwen's pipeline takes one a call, whatever is asked for: there the bytes are the same."
-    one, many = editor(folders, name, steps=4), editor(folders, name, steps=4, reproducible=False, batch=4)
+    one, many = editor(folders, name), editor(folders, name, reproducible=False, batch=4)
     worst = max(int(np.abs(a.pixels.astype(int) - b.pixels).max()) for a, b in zip(one.edit(JOBS), many.edit(JOBS)))
     assert worst <= (0 if name == "qwen" else 1) and many.settings["batch"] == (1 if name == "qwen" else 4)
 
@@ -131,7 +132,7 @@ def test_what_a_safety_checker_flags_is_set_aside(tmp_path):
     made.pipe.safety_checker.concept_embeds_weights.data[:] = 1.     # nothing is near to a concept
     made.pipe.safety_checker.special_care_embeds_weights.data[:] = 1.
     made.pipe.safety_checker.forward = lambda clip_input, images: (images, [n == 1 for n in range(len(images))])
-    found = made.edit([JOBS[0], JOBS[2], JOBS[3]])
+    found = made.edit([JOBS[0], JOBS[2], job(3, "Hide it.")])
     assert found[1] == Aside("flagged as unsafe") and found[0].pixels.shape == found[2].pixels.shape == (64, 64, 3)
 
 
