@@ -42,3 +42,12 @@ def test_library_notebooks_stay_small():
         nb = nbformat.read(path, as_version=4)
         exported = sum(len(c.source.splitlines()) for c in nb.cells if c.source.startswith("#| export"))
         assert len(nb.cells) <= 60 and exported <= 300, f"{path.name}: {len(nb.cells)} cells, {exported} exported lines: split it"
+
+def test_links_lead_somewhere():
+    "Links to files, in the README and in the prose of all notebooks."
+    texts = [(ROOT/"README.md", (ROOT/"README.md").read_text())]
+    for path in NOTEBOOKS: texts += [(path, c.source) for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown"]
+    links = [(path, link.partition("#")[0]) for path, text in texts for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link and not link.startswith("#")]
+    assert len(links) > 30
+    missing = [f"{path.relative_to(ROOT)}: {link}" for path, link in links if link and not (path.parent/link).exists()]
+    assert not missing, missing
