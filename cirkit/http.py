@@ -179,14 +179,15 @@ class Client:
         if min(self.workers, self.tries) < 1: raise CirkitError(f"workers and tries must be 1 or more, not {self.workers} and {self.tries}")
         self.heard = self._told = -math.inf  # times of the last reply, and of the one before the last outage
         self.requests, self._opener, self._pace, self._rng = 0, opener_for(self.base), Pace(self.per_minute, self.clock), np.random.default_rng(self.seed)
-        self._slots, self._lock, self._stop = threading.BoundedSemaphore(self.workers), threading.Lock(), threading.Event()
+        self._slots, self._lock = threading.BoundedSemaphore(self.workers), threading.Lock()
+        self._going, self._mine = set(), threading.local()  # an event for each `each` under way; in its threads, that one
 
 # %% ../nbs/core/09_http.ipynb #ce1a753be
 def _wait(self, seconds: float):
     "Sleep, unless the run is being stopped."
-    end = self.clock() + seconds
-    while (left := end - self.clock()) > 1e-6 and not self._stop.is_set(): self.sleep(min(left, 1.))
-    if self._stop.is_set(): raise Stopped("stopped, another request of this run failed")
+    end, stop = self.clock() + seconds, getattr(self._mine, "stop", threading.Event())
+    while (left := end - self.clock()) > 1e-6 and not stop.is_set(): self.sleep(min(left, 1.))
+    if stop.is_set(): raise Stopped("stopped, another request of this run failed")
 
 def _rest(self, attempt: int, asked: float):
     "Wait between two tries."
@@ -270,21 +271,24 @@ def _each(self,
           jobs: Sequence,
          ) -> list:          # results, in the order of the jobs
     "Work on many jobs, `workers` at a time."
-    failures = []
+    failures, stop = [], threading.Event()
     def guarded(job):
+        self._mine.stop = stop
         try: return fn(job)
         except BaseException as e:
-            failures.append(e), self._stop.set()
+            failures.append(e), stop.set()
             raise
+    self._going.add(stop)
     with ThreadPoolExecutor(self.workers) as pool:
         futures = [pool.submit(guarded, j) for j in jobs]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
             if failures: raise failures[0]
             return [f.result() for f in futures]
-        except BaseException:
-            self._stop.set()       # an interrupt comes from outside
-            raise
-        finally: pool.shutdown(cancel_futures=True), self._stop.clear()
+        finally: stop.set(), pool.shutdown(cancel_futures=True), self._going.discard(stop)   # an interrupt comes from outside
 
-Client.each = _each
+def _stop(self):
+    "Give up all that is under way."
+    for stop in list(self._going): stop.set()
+
+Client.each, Client.stop = _each, _stop

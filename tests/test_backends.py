@@ -5,12 +5,16 @@ import os
 import random
 import shutil
 import signal
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from http_stub import answer
 from openai_stub import Stub, says
 
 from cirkit.check import check_folder
@@ -18,11 +22,15 @@ from cirkit.errors import CirkitError
 from cirkit.io import read_jsonl, write_image
 from cirkit.paths import data_dir
 from cirkit.profiles import profile
-from cirkit.synth import backends, funnel
+from cirkit.report.cli import cli
+from cirkit.synth import assemble, backends, funnel
 from cirkit.synth.backends import load
+from cirkit.synth.classical import classical_backend
 from cirkit.synth.interfaces import Claim, EditJob, Picture
-from cirkit.synth.pipeline import build, guard
-from cirkit.synth.stages import STAGES, Plan, do_block
+from cirkit.synth.photo_samples import sample_photographs
+from cirkit.synth.photographs import listed
+from cirkit.synth.pipeline import build, guard, run_stages
+from cirkit.synth.stages import Plan
 
 TINY = replace(profile("smoke"), seeds=16, per_simple=1, complex=1, set_images=16, distractors=6, size=32)
 KINDS = ("color", "time", "addition")
@@ -126,13 +134,39 @@ def test_killed_at_random_points_and_resumed_the_bytes_are_the_same(stub, tmp_pa
     assert len(stub.asked) - len(set(stub.asked)) <= 3*kills, seed            # only what was under way is asked again
 
 
-def test_blocks_side_by_side_give_the_same_bytes(stub, tmp_path):
-    one, many = (Plan(tmp_path/n/"run"/"synth", TINY, backend(stub, tmp_path/n)) for n in ("one", "many"))
-    for plan, threads in ((one, 1), (many, 3)):
-        guard(plan)
-        with ThreadPoolExecutor(threads) as pool:
-            for stage in ("seeds", "propose", "compose", "edit", "check1"): list(pool.map(lambda b: do_block(plan, stage, b), plan.blocks))
+def test_blocks_side_by_side_and_proofs_asked_ahead_give_the_same_bytes(stub, tmp_path, monkeypatch):
+    made(stub, tmp_path/"one", waits=False)                # a block, and a proof, at a time
+    singly = sorted(stub.asked)
+    stub.seen.clear()
+    monkeypatch.setattr(assemble, "AHEAD", 8)
+    b = backend(stub, tmp_path/"many")
+    assert b.waits and not b.alone
+    build(tmp_path/"many"/"run", TINY, b, workers=3, progress=False)
     assert contents(tmp_path/"one") == contents(tmp_path/"many") and stub.most <= 8
+    extra = Counter(stub.asked) - Counter(singly)
+    assert not Counter(singly) - Counter(stub.asked) and extra.total() < .1*len(singly)
+
+
+def test_photographs_edited_in_threads_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr("cirkit.synth.stages.BLOCK", 8)
+    sample_photographs(tmp_path/"photos", 16, side=64)
+    b = replace(classical_backend(listed(tmp_path/"photos", tmp_path/"list", 64)), waits=True)
+    for name, workers in (("one", 1), ("many", 2)): run_stages(Plan(tmp_path/name/"run", replace(TINY, size=64), b), workers, progress=False)
+    assert contents(tmp_path/"one") == contents(tmp_path/"many")
+
+
+@pytest.mark.parametrize("failure, line", [(KeyboardInterrupt, None), (CirkitError, "status 401, reply begins: no such key")])
+def test_what_ends_one_block_ends_all(stub, tmp_path, failure, line):
+    "An interrupt, which the main thread alone gets, or an error in one block, while the others wait for a server that asks for minutes."
+    def rule(body):
+        if len(stub.seen) == 4 and line: return lambda h, b: answer(h, b"no such key", 401)
+        if len(stub.seen) == 4: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        return lambda h, b: answer(h, {}, 429, Retry_After="200")
+    def gate():
+        while len(stub.seen) < 4: time.sleep(.005)
+    stub.rule, stub.gate, begun = rule, gate, time.monotonic()
+    with pytest.raises(failure, match=line): build(tmp_path/"run", replace(TINY, seeds=32), backend(stub, tmp_path, concurrency=4), workers=2, progress=False)
+    assert time.monotonic() - begun < 10 and threading.active_count() < 8
 
 
 def test_photographs_edited_without_a_model_and_judged_by_one(stub, tmp_path):
@@ -155,7 +189,30 @@ def test_another_wording_is_another_run(stub, tmp_path):
     with pytest.raises(CirkitError, match="this folder was begun with verifier="): guard(Plan(tmp_path/"run"/"synth", TINY, b))
 
 
+def fussy(image, reference): return ""
+fussy.settings = {"limit": .5}
+
+def test_what_is_behind_a_filter_is_in_the_record(stub, tmp_path):
+    path = tmp_path/"b.toml"
+    path.write_text('filters = ["test_backends:fussy"]\n' + CONFIG.format(base=stub.base, concurrency=2))
+    b = load(path, tmp_path/"run")
+    assert b.settings["screens"] == {"test_backends:fussy": {"limit": .5}} and b.waits and "screens" not in backend(stub, tmp_path).settings
+    guard(Plan(tmp_path/"run"/"synth", TINY, b))
+    b.settings["screens"]["test_backends:fussy"]["limit"] = .4
+    with pytest.raises(CirkitError, match="this folder was begun with screens="): guard(Plan(tmp_path/"run"/"synth", TINY, b))
+
+
 # the file
+
+def test_a_run_among_the_photographs_is_refused(tmp_path):
+    write_image(tmp_path/"one.png", np.zeros((70, 90, 3), np.uint8))
+    for folder, work in ((".", "."), (".", "run"), ("run/synth/mine", "run"), ("run/photographs", "run")):
+        (tmp_path/folder).mkdir(parents=True, exist_ok=True)
+        path, text = tmp_path/"b.toml", CONFIG.format(base="http://127.0.0.1:9/v1", concurrency=2)
+        path.write_text(text.replace('[seeds]\nkind = "world"', f'[seeds]\nkind = "photographs"\nfolder = "{folder}"'))
+        done = CliRunner().invoke(cli, ["synth", "--fresh", "--backend", str(path), "--work", str(tmp_path/work)])
+        assert done.exit_code and "would mix" in done.stderr and (tmp_path/folder).is_dir() and (tmp_path/"one.png").is_file(), done.stderr
+
 
 @pytest.mark.parametrize("path", sorted((data_dir()/"backends").glob("*.toml")), ids=lambda p: p.name)
 def test_shipped_files_are_read(path):

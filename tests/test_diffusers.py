@@ -24,7 +24,7 @@ import tiny_models
 import tiny_pipelines
 from cirkit.check import check_folder
 from cirkit.errors import CirkitError
-from cirkit.io import read_jsonl, write_image
+from cirkit.io import read_json, read_jsonl, write_image
 from cirkit.paths import data_dir
 from cirkit.profiles import profile
 from cirkit.report.cli import cli
@@ -228,6 +228,8 @@ def test_models_that_know_nothing_set_everything_aside(folders, tmp_path):
     path = place(folders, tmp_path, eye, 'kind = "photographs"\nfolder = "photographs"')
     done = CliRunner().invoke(cli, ["synth", "--profile", "smoke", "--backend", str(path), "--work", str(tmp_path/"run")])
     assert done.exit_code and "0 photographs have a set of 4 accepted images" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    told = read_json(tmp_path/"run"/"funnel.json")
+    assert (told["seeds"], told["queries"]) == (3, 0) and sum(n for name, n in told.items() if name.startswith("set aside in propose: ") and f"{n} {name}" in done.stderr) == 3
     rows = [r for part in (tmp_path/"run"/"synth"/"propose").glob("part-*.jsonl") for r in read_jsonl(part)]
     assert len(rows) == 3 and {r["aside"] for r in rows} <= {"cut off", "no JSON object"} and all(r["raw"] for r in rows)
     assert len((tmp_path/"run"/"replies"/"eye"/"replies.jsonl").read_text().splitlines()) == 9    # three tries each
@@ -239,7 +241,7 @@ def served(stub, folders, folder):
     "A backend that asks the stub and edits here."
     if not (folder/"backends.toml").exists(): place(folders, folder, f'kind = "openai"\nbase = "{stub.base}"\nmodel = "eye"')
     b = backends.load(folder/"backends.toml", folder/"run")
-    assert b.multiple == 32 and backends.waits(b)
+    assert b.multiple == 32 and b.alone and not b.waits
     return replace(b, subcategories=("color",))
 
 def made(stub, folders, folder): return build(folder/"run", SIZES, served(stub, folders, folder), workers=1, progress=False)

@@ -307,6 +307,13 @@ def test_an_item_that_the_server_refuses_is_set_aside(make, stub):
     assert make().ask([fit(n) for n in range(6)]) == found and len(stub.seen) == before   # refusals are kept as well
 
 
+def test_an_item_that_the_model_has_no_room_for_has_its_own_reason(make, stub):
+    said = b"This model's maximum context length is 4096 tokens. However, you requested 5000 tokens"   # as vLLM says it
+    stub.rule = lambda b: replies(400, said) if b["seed"] == 1 else None
+    found = make(concurrency=1).ask([fit(n) for n in range(3)])
+    assert [r.aside.partition(", ")[0] for r in found] == ["", "too long", ""] and "4096" in found[1].text
+
+
 def test_an_item_that_always_fails_while_others_do_not_is_set_aside(make, stub):
     stub.rule = lambda b: replies(500, b"crash") if b["seed"] == 3 else None
     found = make(concurrency=2, tries=3).ask([fit(n) for n in range(9)])

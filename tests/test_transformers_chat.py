@@ -137,7 +137,7 @@ def test_no_room_for_an_answer_is_that_item_s_fault_alone(folders, prompts):
     chat.room = 1000
     long = ChatJob("q9", "rewrite_direct", (), {"changes": ["Paint it. " * 150], "manner": "a short wish"}, seed=9)
     replies = chat.ask([wish(0), long, wish(1)])
-    assert [r.aside.startswith("server, ") for r in replies] == [False, True, False] and "more than the model's 1000" in replies[1].text
+    assert [r.aside.startswith("too long, ") for r in replies] == [False, True, False] and "more than the model's 1000" in replies[1].text
 
 
 def test_it_travels_as_its_options(folders, prompts):

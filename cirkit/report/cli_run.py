@@ -102,11 +102,23 @@ def _done_by(engine, workers, asked=None):   # asked: limits of services
     finally: steps.DO |= kept
 
 # %% ../../nbs/report/14a_cli_run.ipynb #c31cba316
+@contextmanager
+def _recounted(run):
+    "Afterwards, keep the funnel of a run and tell what was set aside, the more so when that was all."
+    from cirkit.io import write_json
+    from cirkit.synth.funnel import asides, counts
+    try: yield
+    finally:
+        if isinstance(sys.exc_info()[1], CirkitError | None) and any(run.glob('synth/seeds/part-*.jsonl')):
+            write_json(run/'funnel.json', found := counts(run))
+            for line in asides(found): click.echo(f'cirkit: {line}', err=True)
+
+# %% ../../nbs/report/14a_cli_run.ipynb #cc758df56
 def _from_photographs(folder, work, workers, fresh):
     "A benchmark of a folder of photographs, without any model."
     from cirkit.synth.photo_run import build_photographs
     run = Path(work or 'runs/photographs')
-    build_photographs(Path(folder), run, workers=workers or None, progress=sys.stderr.isatty(), fresh=fresh)
+    with _recounted(run): build_photographs(Path(folder), run, workers=workers or None, progress=sys.stderr.isatty(), fresh=fresh)
     return run
 
 def _by_backend(file, profile, work, workers, fresh):
@@ -117,16 +129,19 @@ def _by_backend(file, profile, work, workers, fresh):
     from cirkit.synth.photo_run import build_all
     from cirkit.synth.pipeline import build
     size, run = named(profile), Path(work or run_dir(Path(file).stem))
+    backend = backends.load(Path(file), run)     # refuses photographs where the run is, so before anything is thrown away
     if fresh:
         for part in ('synth', 'benchmark'): shutil.rmtree(run/part, ignore_errors=True)
-    backend = backends.load(Path(file), run)
-    how = dict(workers=1 if backends.waits(backend) else workers or None, progress=sys.stderr.isatty())
-    if hasattr(backend.seeds, 'count'): build_all(backend, run, size.size, size.seed, **how)
-    else: build(run, size, backend, **how)
-    for line in backends.spent(backend): click.echo(f'cirkit: {line}', err=True)
+    how = dict(workers=workers or None, progress=sys.stderr.isatty())
+    try:
+        with _recounted(run):
+            if hasattr(backend.seeds, 'count'): build_all(backend, run, size.size, size.seed, **how)
+            else: build(run, size, backend, **how)
+    finally:
+        for line in backends.spent(backend): click.echo(f'cirkit: {line}', err=True)
     return run
 
-# %% ../../nbs/report/14a_cli_run.ipynb #cc758df56
+# %% ../../nbs/report/14a_cli_run.ipynb #cee9e10f0
 @click.command()
 @profile_option
 @work_option
@@ -158,7 +173,7 @@ def synth(profile, work, workers, engine, photos, backend, fresh):
         with _done_by(engine, workers): work = ensure(profile, work, '', workers, 'synth', fresh)
     click.echo(f"benchmark: {work/'benchmark'}")
 
-# %% ../../nbs/report/14a_cli_run.ipynb #c97ac06b3
+# %% ../../nbs/report/14a_cli_run.ipynb #c9ea216db
 def _share(shard, profile, models, work):
     "Embed every n-th shard with every model."
     from cirkit.embed.catalogue import load
@@ -175,7 +190,7 @@ def _share(shard, profile, models, work):
         embed_part(model, gallery, 'target', 'image', store, part, images, digests)
     click.echo(f"share {shard}: {work/'store'}")
 
-# %% ../../nbs/report/14a_cli_run.ipynb #c9ea216db
+# %% ../../nbs/report/14a_cli_run.ipynb #c3d44e5bd
 def _services(profile, models, asked):
     "Refuse limits that are for nobody, before anything is done."
     from cirkit.profiles import profile as named

@@ -79,6 +79,7 @@ _SORRY = re.compile(r"\W*(i('m| am) (sorry|unable|not able)|sorry|i (can('t|not)
 def fault_of(said: Completion, schema: dict) -> tuple[dict | None, str]:
     "The answer in what was said, or why there is none."
     if said.end == "refusal": return None, "refusal"
+    if said.end == "long": return None, f"too long, {one_line(said.text)[:300]}"
     if said.end == "error": return None, f"server, {one_line(said.text)[:300]}"
     answer, fault = parse(said.text, schema)
     if answer is not None: return answer, ""
@@ -102,7 +103,7 @@ def _hear(self, said: Completion) -> ChatReply | None:  # None: ask again
     "Take what the model said."
     self.said, self.tokens = self.said + 1, (self.tokens[0] + said.tokens_in, self.tokens[1] + said.tokens_out)
     answer, fault = fault_of(said, self.schema)
-    if answer is not None or self.said > REPAIRS or said.end == "error": return ChatReply(self.job.id, said.text, answer, fault, *self.tokens)
+    if answer is not None or self.said > REPAIRS or said.end in ("error", "long"): return ChatReply(self.job.id, said.text, answer, fault, *self.tokens)
     if said.end == "length": self.longer *= 2
     again = fill(self.again.user, {"fault": fault}, schema=json.dumps(self.schema))
     self.messages += (Message("assistant", said.text[:_SHOWN] or "(no answer)"), Message("user", again))

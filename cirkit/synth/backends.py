@@ -4,20 +4,21 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'MODELS', 'GENERAL', 'INPUTS', 'SOURCE', 'TALKERS', 'read', 'own', 'check_mix', 'made', 'check_types',
-           'Unscreened', 'Checks', 'Parts', 'load', 'spent', 'waits']
+           'Unscreened', 'Checks', 'Parts', 'workers', 'load', 'spent']
 
 # %% ../../nbs/synth/30_backends.ipynb #cdc86884a
 import importlib
 import inspect
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
 from ..errors import CirkitError, unknown
 from ..io import read_bytes
 from .chat import Chat
-from .interfaces import Aside, Backend, Claim, Picture, Verifier
+from .filters import load as screen, recorded
+from .interfaces import Aside, Backend, Claim, Picture, Verifier, chats
 from .mllm import MllmProposer, MllmRewriter, MllmVerifier
 from .openai import Served, Server
 from .world_backend import Rates, world_backend
@@ -144,9 +145,10 @@ def _photographs(self):
     "The photographs of a folder."
     folder = self.options("seeds").get("folder")
     if not isinstance(folder, str): raise CirkitError(f"{self.where('seeds')}: folder is {folder!r}; name the folder of the photographs")
-    listed = own("cirkit.synth.photographs:listed", self.where("seeds"))
-    options = {k: v for k, v in self.options("seeds").items() if k != "folder"}
-    return made(listed, options, self.where("seeds"), folder=self.file(folder), listing=self.work/"photographs")
+    listed, apart = (own(name, self.where("seeds")) for name in ("cirkit.synth.photographs:listed", "cirkit.synth.photographs:apart"))
+    options, listing = {k: v for k, v in self.options("seeds").items() if k != "folder"}, self.work/"photographs"
+    for place in (self.work, listing): apart(self.file(folder), place)
+    return made(listed, options, self.where("seeds"), folder=self.file(folder), listing=listing)
 
 Parts._photographs = _photographs
 
@@ -204,6 +206,12 @@ def _manner(self, kinds: dict[str, str], editor) -> dict:  # arguments of Backen
 Parts.manner = _manner
 
 # %% ../../nbs/synth/30_backends.ipynb #cc7d28e46
+def workers(parts: tuple, chats: list, filters: tuple[str, ...]) -> dict:  # arguments of Backend
+    "How many may be at work: with weights in this process one, else threads where there is a server to wait for."
+    held = any(getattr(one, "local", False) for one in (*parts, *chats, *map(screen, filters)))
+    return {"alone": held, "waits": not held and any(isinstance(c, Served) for c in chats)}
+
+# %% ../../nbs/synth/30_backends.ipynb #c030e111c
 def load(path: Path,  # a TOML file
          work: Path,  # folder of the run; kept replies go to replies/ in it
         ) -> Backend:
@@ -215,18 +223,14 @@ def load(path: Path,  # a TOML file
     parts = Parts(path, table, Path(work))
     found = {stage: parts.part(stage) for stage in KINDS}
     settings = {stage: {**told, "kind": kinds[stage]} for stage, (_, told) in found.items()}
-    seeds, screen, proposer, editor, rewriter, checks = (part for part, _ in found.values())
-    verifier = checks if "filter" not in table else Checks(screen, checks)
+    seeds, screened, proposer, editor, rewriter, checks = (part for part, _ in found.values())
+    verifier = checks if "filter" not in table else Checks(screened, checks)
     licence = table.get("licence") or getattr(parts.world if kinds["seeds"] == "world" else seeds, "licence", "")
-    return Backend(table.get("name", path.stem), seeds, proposer, editor, rewriter, verifier, settings, licence, **parts.manner(kinds, editor))
+    backend = Backend(table.get("name", path.stem), seeds, proposer, editor, rewriter, verifier, settings, licence, **parts.manner(kinds, editor))
+    settings |= recorded(backend.filters)
+    return replace(backend, **workers((seeds, screened, proposer, editor, rewriter, checks), chats(backend), backend.filters))
 
-# %% ../../nbs/synth/30_backends.ipynb #c70277ee6
+# %% ../../nbs/synth/30_backends.ipynb #ce3fbf5c0
 def spent(backend: Backend) -> list[str]:
     "What the language models of a backend have cost so far."
-    parts = (backend.proposer, backend.rewriter, *(getattr(backend.verifier, p, backend.verifier) for p in ("screen", "checks")))
-    chats = {id(c): c for p in parts if hasattr(c := getattr(p, "chat", None), "spent")}
-    return [c.spent() for c in chats.values()]
-
-def waits(backend: Backend) -> bool:
-    "Whether one process suits the parts better than several: they wait for servers and share one limit and cap, or hold weights that each process would load anew."
-    return bool(spent(backend)) or getattr(backend.editor, "local", False)
+    return [c.spent() for c in chats(backend) if hasattr(c, "spent")]

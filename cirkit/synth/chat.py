@@ -58,6 +58,6 @@ class Turn:
 class Completion:
     "What a model said in one turn."
     text: str
-    end: str = "stop"     # 'stop', 'length' (cut off), 'refusal' (declined), 'error' (none can be had; text says why)
+    end: str = "stop"     # 'stop', 'length' (cut off), 'refusal' (declined), 'long' (does not fit in what the model reads; text says by how much), 'error' (none can be had; text says why)
     tokens_in: int = 0
     tokens_out: int = 0

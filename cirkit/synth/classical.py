@@ -14,6 +14,7 @@ import numpy as np
 
 from ..fingerprint import code_digest
 from .compose import composites
+from .filters import recorded
 from .interfaces import Backend, EditJob, Picture, Proposal, Request, RewriteJob
 from .measured import MeasuredVerifier, asked
 from .objects import color_distances, color_name, find_object, has_sky
@@ -72,7 +73,7 @@ CLAUSES = {
     "style": ("the scene is drawn {p}", "everything is shown {p}"), "time": ("the time of day is {v}", "the scene takes place {p}"),
     "weather": ("the weather is {v}", "everything is {p}")}
 
-# %% ../../nbs/synth/23_classical.ipynb #c071c32f9
+# %% ../../nbs/synth/23_classical.ipynb #c6e3e4e19
 NEGATIVE = {
     "color": ("{the} in a different color", "{the} is no longer {old}", "anything but {old} for {the}"),
     "texture": ("{the} with a different surface", "the surface of {the} is not as it was"),
@@ -80,7 +81,7 @@ NEGATIVE = {
     "time": ("the same scene at a different time of day", "this place at another hour"),
     "weather": ("the same scene in different weather", "this place, but in other weather")}
 
-# %% ../../nbs/synth/23_classical.ipynb #c0f5a4e67
+# %% ../../nbs/synth/23_classical.ipynb #ce46d4082
 def phrase(templates: dict[str, tuple[str, ...]],  # COMMANDS, CLAUSES or NEGATIVE
            subcategory: str,
            edit: dict,                             # of a proposal
@@ -91,7 +92,7 @@ def phrase(templates: dict[str, tuple[str, ...]],  # COMMANDS, CLAUSES or NEGATI
     return some[int(rng.integers(len(some)))].format(v=edit["value"], the=f"the {edit.get('object')}", old=edit.get("old"),
                                                      p=PHRASES.get(subcategory, {}).get(edit["value"]))
 
-# %% ../../nbs/synth/23_classical.ipynb #c6565ab87
+# %% ../../nbs/synth/23_classical.ipynb #c9aeb8285
 TRIES, ROOM = 6, 9  # pools that are drawn; composites that are room enough
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class ClassicalProposer:
         if subs.keys() & {"color", "time"} and subs.get("style", {}).get("value") in COLORLESS_STYLES: return False
         return not (subs.keys() == {"remove", "color"} or subs.keys() == {"remove", "texture"}) or first.edit["mask"] != second.edit["mask"]
 
-# %% ../../nbs/synth/23_classical.ipynb #c9aeb8285
+# %% ../../nbs/synth/23_classical.ipynb #c7ba09727
 @dataclass(frozen=True)
 class ClassicalEditor:
     "Retouches photographs."
@@ -145,7 +146,7 @@ class TemplateRewriter:
         opener = "" if command or job.negate else OPENERS[int(rng.integers(len(OPENERS)))]
         return Request(opener + said, wanted)
 
-# %% ../../nbs/synth/23_classical.ipynb #c7ba09727
+# %% ../../nbs/synth/23_classical.ipynb #c43709d2d
 def classical_backend(photographs: Photographs,  # from `listed`
                       filters: tuple[str, ...] = (),  # see `synth.filters`
                      ) -> Backend:
@@ -153,5 +154,5 @@ def classical_backend(photographs: Photographs,  # from `listed`
     code = code_digest("cirkit.synth.classical", "cirkit.synth.measured", "cirkit.synth.objects", "cirkit.synth.retouch", "cirkit.synth.photographs",
                        "cirkit.synth.photo_files", "cirkit.world.looks", "cirkit.world.styles", "cirkit.world.captions", "cirkit.world.vocab")
     return Backend("classical", photographs, ClassicalProposer(), ClassicalEditor(), TemplateRewriter(), MeasuredVerifier(),
-                   {"photographs": photographs.fingerprint[:16], "classical": code[:16]}, photographs.licence, multiple=32, filters=filters,
+                   {"photographs": photographs.fingerprint[:16], "classical": code[:16]} | recorded(filters), photographs.licence, multiple=32, filters=filters,
                    still=True, across=False, subcategories=CAN)

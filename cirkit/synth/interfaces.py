@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Picture', 'Proposal', 'EditJob', 'RewriteJob', 'Request', 'Claim', 'Aside', 'Seeds', 'Proposer', 'Editor', 'Rewriter',
-           'Verifier', 'Backend', 'answers']
+           'Verifier', 'Backend', 'chats', 'answers']
 
 # %% ../../nbs/synth/01_interfaces.ipynb #c28912cc6
 from dataclasses import asdict, dataclass, field
@@ -141,6 +141,19 @@ class Backend:
     still: bool = False  # told to change nothing, the editor must leave everything in its place; tried before the first edit
     across: bool = True  # the two changes that a set shares are of different categories, as in the paper
     subcategories: tuple[str, ...] = SIMPLE  # in which simple queries are asked
+    waits: bool = False  # answers come from servers: blocks are asked side by side, in threads that share limits and caps
+    alone: bool = False  # a part holds weights: one block at a time, in one process
+
+    def stop(self):
+        "Give up all questions under way."
+        for chat in chats(self):
+            if hasattr(chat, "stop"): chat.stop()
+
+def chats(backend: Backend) -> list:  # each once
+    "The language models behind a backend's parts."
+    b = backend
+    parts = (b.proposer, b.editor, b.rewriter, *(getattr(b.verifier, p, b.verifier) for p in ("screen", "checks")))
+    return list({id(p.chat): p.chat for p in parts if hasattr(p, "chat")}.values())
 
 # %% ../../nbs/synth/01_interfaces.ipynb #c1d730f3c
 def answers(who: str,     # whose answers, for the message

@@ -9,6 +9,7 @@ __all__ = ['OURS', 'FINE', 'REFUSED', 'STRIKES', 'Server', 'jpeg', 'sent', 'body
 # %% ../../nbs/synth/12a_openai.ipynb #c5129154d
 import base64
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -160,6 +161,8 @@ class Served:
         self.replies, self.form, self.others, self.own = Replies(folder), 0, 0, 0
         self._rejects, self._under_way, self._lock = [], {}, threading.RLock()
 
+    def stop(self): self.client.stop()   # give up what is under way
+
     def __reduce__(self): return Served, (self.server, self.folder, self.prompts)  # another process has its own connections
 
     @property
@@ -207,6 +210,7 @@ Served._alone = _alone
 
 # %% ../../nbs/synth/12a_openai.ipynb #c48952735
 REFUSED = (400, 413, 415, 422)
+_LONG = re.compile(r"context.{0,20}(length|window|size|limit)|too many tokens|prompt is too long", re.I)  # as servers word it
 STRIKES = 8  # refusals, before any answer, that stop the run
 
 def _fetch(self, turn: Turn, talk: Conversation, key: str) -> Completion:
@@ -214,7 +218,7 @@ def _fetch(self, turn: Turn, talk: Conversation, key: str) -> Completion:
     self._count_others()
     try: said, server = self._send(turn, most(turn, self.server.side))
     except HttpError as e:
-        if e.status in REFUSED: return self._reject(Completion(str(e), "error"), talk, key)
+        if e.status in REFUSED: return self._reject(Completion(str(e), "long" if _LONG.search(str(e)) else "error"), talk, key)
         passing = e.status < 300 or e.status >= 500 or e.status in (408, 425)
         if isinstance(e, Stopped) or e.down or not passing: raise
         self._greet()
@@ -259,7 +263,7 @@ def _keep(self, key: str, said: Completion, talk: Conversation, server: dict):
     self.replies.put(key, row)
     with self._lock:
         self.own += self.server.units(said.tokens_in, said.tokens_out)
-        waiting, self._rejects = (self._rejects, []) if said.end != "error" else ([], self._rejects)
+        waiting, self._rejects = (self._rejects, []) if said.end not in ("error", "long") else ([], self._rejects)
     for one in waiting: self._keep(*one)
 
 def _reject(self, said: Completion, talk: Conversation, key: str) -> Completion:

@@ -130,6 +130,8 @@ def sampling(own: transformers.GenerationConfig, temperature: float, seeds: list
 # %% ../../nbs/synth/32_transformers_chat.ipynb #c0b5d6275
 class LocalChat(Remade):
     "A language model in this process."
+    local = True  # weights are in this process: more processes would each load their own
+
     def __init__(self, options: Options, place: Place, model, wording: Wording,
                  folder: Path | None = None,   # of kept replies; None: they are not kept
                  prompts: Path | None = None,  # folder of prompt files; None: cirkit's own
@@ -182,7 +184,7 @@ def _call(self, turns: list[Turn]) -> list[Completion]:  # turns with one temper
     longest = inputs["input_ids"].shape[1]
     if longest + most > self.room:
         if len(turns) > 1: return [said for t in turns for said in self._call([t])]
-        return [Completion(f"{longest} tokens and {most} for the answer are more than the model's {self.room}", "error")]
+        return [Completion(f"{longest} tokens and {most} for the answer are more than the model's {self.room}", "long")]
     how = transformers.GenerationConfig(max_new_tokens=most, do_sample=False, use_cache=True, eos_token_id=self.ends, bos_token_id=self.own.bos_token_id,
                                         pad_token_id=self.wording.tokenizer.pad_token_id, repetition_penalty=self.own.repetition_penalty)
     with torch.inference_mode():
