@@ -120,9 +120,6 @@ class Parts:
     def options(self, stage: str) -> dict: return {k: v for k, v in self.table.get(stage, {}).items() if k != "kind"}
     def where(self, name: str) -> str: return f"{self.path} [{name}]"
     def file(self, name: str) -> Path: return self.path.parent / name   # an absolute name stays as it is
-    def near(self, options: dict) -> dict:
-        "Options whose folders of models are found from the file's own place."
-        return {k: str(self.file(v)) if k in ("model", "detector") and isinstance(v, str) and self.file(v).is_dir() else v for k, v in options.items()}
 
     @cached_property
     def world(self) -> Backend:
@@ -141,6 +138,13 @@ class Parts:
     def photographs(self): return self._photographs()
 
 # %% ../../nbs/synth/30_backends.ipynb #caa51b328
+def _near(self, options: dict) -> dict:
+    "Options whose folders of models are found from the file's own place."
+    return {k: str(self.file(v)) if k in ("model", "detector") and isinstance(v, str) and self.file(v).is_dir() else v for k, v in options.items()}
+
+Parts.near = _near
+
+# %% ../../nbs/synth/30_backends.ipynb #c84624371
 def _photographs(self):
     "The photographs of a folder."
     folder = self.options("seeds").get("folder")
@@ -152,7 +156,7 @@ def _photographs(self):
 
 Parts._photographs = _photographs
 
-# %% ../../nbs/synth/30_backends.ipynb #c84624371
+# %% ../../nbs/synth/30_backends.ipynb #c70fbff90
 def _model(self, name: str, table: dict) -> Chat:
     "A language model."
     where, options = self.where(f"models.{name}"), {k: v for k, v in table.items() if k != "kind"} if isinstance(table, dict) else {}
@@ -173,7 +177,7 @@ def _chat(self, stage: str) -> Chat:
 
 Parts._model, Parts._chat = _model, _chat
 
-# %% ../../nbs/synth/30_backends.ipynb #c64200976
+# %% ../../nbs/synth/30_backends.ipynb #cb1b2778b
 TALKERS = {"filter": MllmVerifier, "proposer": MllmProposer, "rewriter": MllmRewriter, "verifier": MllmVerifier}
 
 def _part(self, stage: str):  # the part, and its settings
@@ -195,7 +199,7 @@ def _part(self, stage: str):  # the part, and its settings
 
 Parts.part = _part
 
-# %% ../../nbs/synth/30_backends.ipynb #c77cd5263
+# %% ../../nbs/synth/30_backends.ipynb #cc7d28e46
 def _manner(self, kinds: dict[str, str], editor) -> dict:  # arguments of Backend
     "How the run is to be, as far as parts and file say."
     found = {"multiple": getattr(editor, "multiple", 1)}
@@ -205,13 +209,13 @@ def _manner(self, kinds: dict[str, str], editor) -> dict:  # arguments of Backen
 
 Parts.manner = _manner
 
-# %% ../../nbs/synth/30_backends.ipynb #cc7d28e46
+# %% ../../nbs/synth/30_backends.ipynb #c030e111c
 def workers(parts: tuple, chats: list, filters: tuple[str, ...]) -> dict:  # arguments of Backend
     "How many may be at work: with weights in this process one, else threads where there is a server to wait for."
     held = any(getattr(one, "local", False) for one in (*parts, *chats, *map(screen, filters)))
     return {"alone": held, "waits": not held and any(isinstance(c, Served) for c in chats)}
 
-# %% ../../nbs/synth/30_backends.ipynb #c030e111c
+# %% ../../nbs/synth/30_backends.ipynb #c3f8a209c
 def load(path: Path,  # a TOML file
          work: Path,  # folder of the run; kept replies go to replies/ in it
         ) -> Backend:
@@ -230,7 +234,7 @@ def load(path: Path,  # a TOML file
     settings |= recorded(backend.filters)
     return replace(backend, **workers((seeds, screened, proposer, editor, rewriter, checks), chats(backend), backend.filters))
 
-# %% ../../nbs/synth/30_backends.ipynb #ce3fbf5c0
+# %% ../../nbs/synth/30_backends.ipynb #c408f9461
 def spent(backend: Backend) -> list[str]:
     "What the language models of a backend have cost so far."
     return [c.spent() for c in chats(backend) if hasattr(c, "spent")]

@@ -54,14 +54,20 @@ class Server:
     omit: tuple[str, ...] = ()         # keys of the request that this server does not take, e.g. ('seed',)
     offline: bool = False              # kept replies alone
 
-    def __post_init__(self):
-        if self.concurrency < 1: raise CirkitError(f"model {self.model!r}: concurrency is {self.concurrency}; it must be 1 or more")
-        if not 32 <= self.side <= 8192: raise CirkitError(f"model {self.model!r}: side is {self.side}; give 32 to 8192 pixels")
-        if self.cap_cost < math.inf and not self.price_in + self.price_out > 0:
-            raise CirkitError(f"model {self.model!r}: cap_cost is set but price_in and price_out are not; give them, or cap_tokens")
-        if max(self.cap_cost, self.cap_tokens) < math.inf: raise CirkitError(f"model {self.model!r}: cap_cost and cap_tokens are both set; give one")
+    def __post_init__(self): self.check()
 
 # %% ../../nbs/synth/12a_openai.ipynb #c9d7729b7
+def _check(self):
+    "Refuse what makes no sense."
+    if self.concurrency < 1: raise CirkitError(f"model {self.model!r}: concurrency is {self.concurrency}; it must be 1 or more")
+    if not 32 <= self.side <= 8192: raise CirkitError(f"model {self.model!r}: side is {self.side}; give 32 to 8192 pixels")
+    if self.cap_cost < math.inf and not self.price_in + self.price_out > 0:
+        raise CirkitError(f"model {self.model!r}: cap_cost is set but price_in and price_out are not; give them, or cap_tokens")
+    if max(self.cap_cost, self.cap_tokens) < math.inf: raise CirkitError(f"model {self.model!r}: cap_cost and cap_tokens are both set; give one")
+
+Server.check = _check
+
+# %% ../../nbs/synth/12a_openai.ipynb #cede144a4
 def _units(self, tokens_in: int, tokens_out: int) -> int:  # millionths of the currency if there is a cap on cost, else tokens
     "What counts towards the cap."
     if self.cap_cost < math.inf: return math.ceil(tokens_in * self.price_in + tokens_out * self.price_out)
@@ -69,7 +75,7 @@ def _units(self, tokens_in: int, tokens_out: int) -> int:  # millionths of the c
 
 Server.units = _units
 
-# %% ../../nbs/synth/12a_openai.ipynb #c0de79d59
+# %% ../../nbs/synth/12a_openai.ipynb #cd53f47f4
 def jpeg(pixels: np.ndarray,  # (h,w,3) uint8 RGB
          side: int,           # pixels
         ) -> bytes:
@@ -89,7 +95,7 @@ def sent(picture: Picture, side: int) -> bytes:  # JPEG
     changed = picture.path.stat().st_mtime_ns if picture.path.exists() else 0
     return _of_file(picture.path, changed, side)
 
-# %% ../../nbs/synth/12a_openai.ipynb #c74c29db8
+# %% ../../nbs/synth/12a_openai.ipynb #cf4d55cc4
 def body(turn: Turn,
          server: Server,
          write: Callable[[bytes], str],  # a JPEG as it stands in the request
@@ -111,7 +117,7 @@ def most(turn: Turn, side: int) -> tuple[int, int]:  # tokens read, tokens writt
     text = sum(len(m.text.encode("utf-8", "replace")) for m in turn.messages)
     return text // 2 + 50 + sum(len(m.images) for m in turn.messages) * (side // 28 + 1)**2, turn.max_tokens
 
-# %% ../../nbs/synth/12a_openai.ipynb #cc1709c1e
+# %% ../../nbs/synth/12a_openai.ipynb #c92775b17
 OURS = frozenset({"distinctBy", "plain"})
 FINE = frozenset({"minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum"})
 
@@ -127,7 +133,7 @@ def formats(schema: dict) -> list[dict]:  # keys of a request, the strictest fir
     def strict(words): return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": without(schema, words)}}
     return [{"response_format": strict(OURS)}, {"response_format": strict(OURS | FINE)}, {"response_format": {"type": "json_object"}}, {}]
 
-# %% ../../nbs/synth/12a_openai.ipynb #c8f9c6ec6
+# %% ../../nbs/synth/12a_openai.ipynb #ce80b3f73
 def completion(reply: dict,                # JSON
                estimate: tuple[int, int],  # tokens read and written
               ) -> Completion:
@@ -144,7 +150,7 @@ def completion(reply: dict,                # JSON
     end = "refusal" if declined or end == "content_filter" else "length" if end == "length" else "stop"
     return Completion(next((t for t in (text, declined) if isinstance(t, str) and t), ""), end, *used)
 
-# %% ../../nbs/synth/12a_openai.ipynb #ce944a9f3
+# %% ../../nbs/synth/12a_openai.ipynb #cc7bc31ef
 class Served:
     "A model behind an address."
     def __init__(self,
@@ -162,17 +168,18 @@ class Served:
         self._rejects, self._under_way, self._lock = [], {}, threading.RLock()
 
     def stop(self): self.client.stop()   # give up what is under way
-
     def __reduce__(self): return Served, (self.server, self.folder, self.prompts)  # another process has its own connections
 
-    @property
-    def settings(self) -> dict:
-        "All that can change an answer."
-        s, used = self.server, {n: load(n, self.prompts) for n in names(self.prompts)}
-        return {"kind": "openai", "model": s.model, "revision": s.revision, "side": s.side, "temperature": s.temperature, "extra": s.extra,
-                "omit": list(s.omit), "prompts": {n: f"{p.version} {p.digest}" for n, p in used.items()}}
+# %% ../../nbs/synth/12a_openai.ipynb #caf5b3abb
+def _settings(self) -> dict:
+    "All that can change an answer."
+    s, used = self.server, {n: load(n, self.prompts) for n in names(self.prompts)}
+    return {"kind": "openai", "model": s.model, "revision": s.revision, "side": s.side, "temperature": s.temperature, "extra": s.extra,
+            "omit": list(s.omit), "prompts": {n: f"{p.version} {p.digest}" for n, p in used.items()}}
 
-# %% ../../nbs/synth/12a_openai.ipynb #cc7bc31ef
+Served.settings = property(_settings)
+
+# %% ../../nbs/synth/12a_openai.ipynb #cd3447c83
 def _ask(self, jobs: list[ChatJob]) -> list[ChatReply]:  # one for each, in order
     "Put all questions, `concurrency` at a time."
     try: return self.client.each(self._one, jobs)
@@ -196,7 +203,7 @@ def _complete(self, talk: Conversation) -> Completion:
 
 Served.ask, Served._one, Served._complete = _ask, _one, _complete
 
-# %% ../../nbs/synth/12a_openai.ipynb #caf5b3abb
+# %% ../../nbs/synth/12a_openai.ipynb #c48952735
 @contextmanager
 def _alone(self, key: str):
     "Whoever asks the same at the same time waits, and finds the reply."
@@ -208,7 +215,7 @@ def _alone(self, key: str):
 
 Served._alone = _alone
 
-# %% ../../nbs/synth/12a_openai.ipynb #c48952735
+# %% ../../nbs/synth/12a_openai.ipynb #c860ced98
 REFUSED = (400, 413, 415, 422)
 _LONG = re.compile(r"context.{0,20}(length|window|size|limit)|too many tokens|prompt is too long", re.I)  # as servers word it
 STRIKES = 8  # refusals, before any answer, that stop the run
@@ -228,7 +235,7 @@ def _fetch(self, turn: Turn, talk: Conversation, key: str) -> Completion:
 
 Served._fetch = _fetch
 
-# %% ../../nbs/synth/12a_openai.ipynb #c04266179
+# %% ../../nbs/synth/12a_openai.ipynb #c210674a6
 def _send(self, turn: Turn, estimate: tuple[int, int]) -> tuple[Completion, dict]:  # what was said, and how the server calls itself
     "Post, in the strictest format that the server takes."
     asked, ways = body(turn, self.server, data_url), formats(turn.schema)
@@ -254,7 +261,7 @@ def _post(self, asked: dict, estimate: tuple[int, int]) -> dict:
 
 Served._send, Served._greet, Served._post = _send, _greet, _post
 
-# %% ../../nbs/synth/12a_openai.ipynb #c210674a6
+# %% ../../nbs/synth/12a_openai.ipynb #c742de429
 def _keep(self, key: str, said: Completion, talk: Conversation, server: dict):
     "Keep what was said."
     row = {"text": said.text, "end": said.end, "tokens_in": said.tokens_in, "tokens_out": said.tokens_out, "item": talk.job.id,
@@ -276,7 +283,7 @@ def _reject(self, said: Completion, talk: Conversation, key: str) -> Completion:
 
 Served._keep, Served._reject = _keep, _reject
 
-# %% ../../nbs/synth/12a_openai.ipynb #c117e5927
+# %% ../../nbs/synth/12a_openai.ipynb #c631d3bd4
 def _count_others(self):
     "Let the budget know what earlier runs and other processes spent."
     with self._lock:
@@ -286,7 +293,7 @@ def _count_others(self):
 
 Served._count_others = _count_others
 
-# %% ../../nbs/synth/12a_openai.ipynb #c742de429
+# %% ../../nbs/synth/12a_openai.ipynb #cc2c2f43b
 def _spent(self) -> str:
     "What the folder of replies has cost, in one line."
     (kept, read, written), s = self.replies.totals(), self.server
