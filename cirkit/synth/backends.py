@@ -62,7 +62,9 @@ def own(name: str,    # 'module:function'
 INPUTS = {"filter": ("seeds",), "proposer": ("seeds",), "editor": ("seeds", "proposer"), "rewriter": ("seeds", "proposer"), "verifier": ("seeds", "proposer", "editor")}
 SOURCE = {"world": "world", "classical": "photographs"}  # kind of the parts that need their own -> kind of the seeds that they need
 
-def check_mix(path: Path, kinds: dict[str, str]):
+def check_mix(path: Path,              # for messages
+              kinds: dict[str, str],  # stage -> kind
+             ):                       # nothing; an error for a mix that cannot work
     "Refuse parts that cannot read what the parts before them make."
     for stage, inputs in INPUTS.items():
         if (kind := kinds[stage]) not in SOURCE: continue
@@ -85,7 +87,10 @@ def made(make,            # a class or function; its options are keyword argumen
     try: return make(**{n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}, **given)
     except CirkitError as e: raise _at(where, e) from None
 
-def check_types(cls, options: dict, where: str):
+def check_types(cls,            # a dataclass
+                options: dict,  # from the file
+                where: str,     # for messages
+               ):               # nothing; an error for a value of another type
     "Refuse options whose type is not that of the dataclass's field."
     plain = {str: str, int: int, float: (int, float), bool: bool, dict: dict}
     for f in fields(cls):
@@ -96,13 +101,17 @@ def check_types(cls, options: dict, where: str):
 # %% ../../nbs/synth/30_backends.ipynb #cfd682ed0
 class Unscreened:
     "Takes every seed."
-    def accept_seeds(self, pictures: list[Picture], seeds: list[int]) -> list[bool]: return [True] * len(pictures)
+    def accept_seeds(self, pictures: list[Picture],
+                     seeds: list[int],  # of randomness, one a picture; not used
+                    ) -> list[bool]:    # one a picture
+        "Say yes."
+        return [True] * len(pictures)
 
 @dataclass(frozen=True)
 class Checks:
     "A verifier whose seeds are screened by another one."
-    screen: Verifier
-    checks: Verifier
+    screen: Verifier  # of seeds
+    checks: Verifier  # of edits, triplets and hard negatives
 
     def accept_seeds(self, pictures: list[Picture], seeds: list[int]) -> list[bool | Aside]: return self.screen.accept_seeds(pictures, seeds)
     def accept_edits(self, claims: list[Claim]) -> list[bool | Aside]: return self.checks.accept_edits(claims)
@@ -113,12 +122,12 @@ class Checks:
 @dataclass
 class Parts:
     "What a file's parts are made from."
-    path: Path
-    table: dict
+    path: Path   # of the file
+    table: dict  # what it says
     work: Path   # folder of the run
 
-    def options(self, stage: str) -> dict: return {k: v for k, v in self.table.get(stage, {}).items() if k != "kind"}
-    def where(self, name: str) -> str: return f"{self.path} [{name}]"
+    def options(self, stage: str) -> dict: return {k: v for k, v in self.table.get(stage, {}).items() if k != "kind"}  # of its table
+    def where(self, name: str) -> str: return f"{self.path} [{name}]"  # for messages
     def file(self, name: str) -> Path: return self.path.parent / name   # an absolute name stays as it is
 
     @cached_property
@@ -127,12 +136,10 @@ class Parts:
         return world_backend(made(Rates, self.options("world"), self.where("world")))
 
     @cached_property
-    def classical(self) -> Backend:
-        return own("cirkit.synth.classical:classical_backend", str(self.path))(self.photographs)
+    def classical(self) -> Backend: return own("cirkit.synth.classical:classical_backend", str(self.path))(self.photographs)
 
     @cached_property
-    def models(self) -> dict[str, Chat]:
-        return {name: self._model(name, table) for name, table in self.table.get("models", {}).items()}
+    def models(self) -> dict[str, Chat]: return {name: self._model(name, table) for name, table in self.table.get("models", {}).items()}
 
     @cached_property
     def photographs(self): return self._photographs()
@@ -235,6 +242,6 @@ def load(path: Path,  # a TOML file
     return replace(backend, **workers((seeds, screened, proposer, editor, rewriter, checks), chats(backend), backend.filters))
 
 # %% ../../nbs/synth/30_backends.ipynb #c408f9461
-def spent(backend: Backend) -> list[str]:
+def spent(backend: Backend) -> list[str]:  # one a model
     "What the language models of a backend have cost so far."
     return [c.spent() for c in chats(backend) if hasattr(c, "spent")]
