@@ -34,9 +34,10 @@ class Place:
     @property
     def at(self) -> dict: return {"revision": self.revision} if self.revision else {}  # arguments of `from_pretrained`
 
+# %% ../../nbs/synth/31a_local.ipynb #cf0383801
 def placed(model: str,          # folder, or id on the hub
            revision: str = "",  # commit on the hub
-          ) -> Place:
+          ) -> Place:        # with a hash of the weights
     "A model's place."
     folder = Path(model)
     if folder.is_dir():
@@ -47,10 +48,10 @@ def placed(model: str,          # folder, or id on the hub
     if not revision: raise CirkitError(f"model {model!r}: no such folder, and no revision of it on the hub is given; give a commit, or a folder with its files")
     return Place(model, model, revision, f"{model}@{revision}")
 
-# %% ../../nbs/synth/31a_local.ipynb #c5762be06
+# %% ../../nbs/synth/31a_local.ipynb #c2042bbbd
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-def dtype(name: str) -> torch.dtype:
+def dtype(name: str) -> torch.dtype:  # of fp32, bf16, fp16
     "A dtype by name."
     if name not in DTYPES: raise unknown("dtype", name, DTYPES)
     return DTYPES[name]
@@ -62,11 +63,12 @@ def device(name: str) -> str:  # of torch, or 'auto'
     if found.startswith("cuda") and not torch.cuda.is_available(): raise CirkitError(f"device {name!r}: no GPU is there; give cpu, or leave it out")
     return found
 
-# %% ../../nbs/synth/31a_local.ipynb #c869fe17f
+# %% ../../nbs/synth/31a_local.ipynb #c3761b237
 @contextmanager
-def faults(place: Place,
-           doing: str = "cannot be loaded",
-           remedy: str = "check folder, revision and packages"):
+def faults(place: Place,                     # the model that is at work
+           doing: str = "cannot be loaded",  # what fails
+           remedy: str = "check folder, revision and packages",
+          ):                                 # a context manager
     "Errors of a library, told in one line."
     try: yield
     except CirkitError: raise
@@ -74,7 +76,7 @@ def faults(place: Place,
     except Exception as e:  # a configuration that makes no sense fails anywhere, in any way
         raise CirkitError(f"model {place.name!r}: {doing}: {one_line((str(e).splitlines() or [repr(e)])[0])[:300]}; {remedy}") from None
 
-# %% ../../nbs/synth/31a_local.ipynb #cc7d35474
+# %% ../../nbs/synth/31a_local.ipynb #cd6dd355f
 @cache
 def once(make: Callable,  # a function of a module
          options: str,    # its keyword arguments, as JSON
@@ -84,11 +86,11 @@ def once(make: Callable,  # a function of a module
 
 class Remade:
     "Something that is pickled as the call that makes it: `made_by` and `made_of` are its function and keyword arguments."
-    made_by: Callable
-    made_of: dict
+    made_by: Callable  # a function of a module
+    made_of: dict      # JSON values, or paths
     def __reduce__(self): return once, (self.made_by, json.dumps(self.made_of, default=str))
 
-# %% ../../nbs/synth/31a_local.ipynb #cbc84d741
+# %% ../../nbs/synth/31a_local.ipynb #cb3e10c67
 def takes(options: type,  # a dataclass
          ):               # decorator
     "A function whose further keyword arguments are a dataclass's fields."
@@ -99,7 +101,7 @@ def takes(options: type,  # a dataclass
         return make
     return told
 
-def without_video(processor: type) -> type:
+def without_video(processor: type) -> type:  # the class, and one derived from it
     "A processor class of transformers for images and text alone."
     class Still(processor):
         get_attributes = classmethod(lambda _: [a for a in processor.get_attributes() if "video" not in a])
