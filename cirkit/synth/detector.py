@@ -20,7 +20,7 @@ from . import local
 WHOLE = .85  # share of the image from which a box is no thing in it
 
 def inside(boxes: np.ndarray,  # (n,4) float, left, top, right, bottom, pixels
-           width: int, height: int,
+           width: int, height: int,  # of the image, pixels
           ) -> np.ndarray:     # (k,4) int
     "Boxes that are a thing in the image, in whole pixels."
     limits = (width, height, width, height)
@@ -29,7 +29,7 @@ def inside(boxes: np.ndarray,  # (n,4) float, left, top, right, bottom, pixels
     return whole[(area > 0) & (area < WHOLE * width * height)]
 
 def box_mask(boxes: np.ndarray,  # (n,4) int
-             width: int, height: int,
+             width: int, height: int,  # of the image, pixels
             ) -> np.ndarray:     # (h,w) uint8, 255 in a box
     "The union of boxes."
     mask = np.zeros((height, width), np.uint8)
@@ -39,11 +39,14 @@ def box_mask(boxes: np.ndarray,  # (n,4) int
 # %% ../../nbs/synth/31b_detector.ipynb #c53b148ea
 class Detector(Remade):
     "Finds what it is told."
-    def __init__(self, place: Place, model, processor, threshold: float):
+    def __init__(self, place: Place,      # of the weights
+                 model, processor,        # of transformers
+                 threshold: float):       # least score of a box, in [0, 1]
         self.place, self.model, self.processor, self.threshold = place, model, processor, threshold
 
     @property
     def settings(self) -> dict:
+        "All that can change a box."
         return {"model": self.place.name, "revision": self.place.revision or "", "weights": self.place.weights, "class": type(self.model).__name__,
                 "threshold": self.threshold}
 
@@ -59,7 +62,7 @@ class Detector(Remade):
 # %% ../../nbs/synth/31b_detector.ipynb #cace31a9e
 def load(model: str,              # folder, or id on the hub, of OWL-ViT, OWLv2 or Grounding DINO
          revision: str = "",      # commit on the hub
-         threshold: float = .25,  # least score of a box
+         threshold: float = .25,  # least score of a box, in [0, 1]
          device: str = "",        # 'cpu', 'cuda'; "": a GPU if there is one
         ) -> Detector:
     "A detector that reads names."
