@@ -31,16 +31,16 @@ class RecordError(CirkitError):
 
 class Judgement(NamedTuple):
     "One row that counts."
-    n: int
-    item: str
-    answer: dict
-    seconds: float
-    at: str
+    n: int          # of the row, from 1
+    item: str       # query id
+    answer: dict    # as `check_answer` gives it
+    seconds: float  # from showing to saving
+    at: str         # UTC, ISO 8601
 
 # %% ../../nbs/report/18b_annotate_records.ipynb #cdc8e64ef
 class Records:
     "The judgements of one annotator."
-    def __init__(self, path):
+    def __init__(self, path):  # of the database; made if it is missing
         self.path, self._lock = Path(path), threading.RLock()   # the server's threads share the connection
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._errors("opened"):
@@ -54,18 +54,20 @@ class Records:
         except sqlite3.Error as e: raise RecordError(f"{self.path}: cannot be {done} ({e}); check the space left, or move the file away if it is broken") from e
 
     def close(self):
+        "Let go of the file."
         with self._lock: self._db.close()
 
     def __enter__(self): return self
     def __exit__(self, *_): self.close()
 
-    def save(self, key: str, item: str, answer: dict, seconds: float=0) -> int: return _save(self, key, item, answer, seconds)
-    def undo(self, n: int) -> str: return _undo(self, n)
-    def current(self) -> dict: return _current(self)
-    def last(self): return _last(self)
-
 # %% ../../nbs/report/18b_annotate_records.ipynb #cabd4069a
-def _save(records, key, item, answer, seconds):
+def _save(records: Records,
+          key: str,            # of the request
+          item: str,           # query id
+          answer: dict,        # JSON value
+          seconds: float = 0,  # from showing to saving
+         ) -> int:             # the row's number
+    "Add a row."
     row = (key, item, json.dumps(answer, ensure_ascii=False), seconds, datetime.now(timezone.utc).isoformat(timespec='seconds'))
     with records._errors("written"):
         records._db.execute('INSERT OR IGNORE INTO judgement (key, item, answer, seconds, at) VALUES (?, ?, ?, ?, ?)', row)
@@ -73,21 +75,25 @@ def _save(records, key, item, answer, seconds):
     if have != item: raise CirkitError(f"{records.path}: key {key!r} was used for item {have!r}; each save needs a new key")
     return n
 
-def _current(records):
-    "{item: Judgement} of the rows that count."
+def _current(records: Records) -> dict:  # item -> Judgement
+    "The rows that count."
     with records._errors("read"):
         rows = records._db.execute('SELECT n, item, answer, seconds, at FROM judgement WHERE NOT undone ORDER BY n').fetchall()
     return {item: Judgement(n, item, json.loads(answer), seconds, at) for n, item, answer, seconds, at in rows}
 
+Records.save, Records.current = _save, _current
+
 # %% ../../nbs/report/18b_annotate_records.ipynb #c756130c4
-def _last(records):
+def _last(records: Records) -> int | None:
     "The number of the last row that counts, or None."
     with records._errors("read"): return records._db.execute('SELECT max(n) FROM judgement WHERE NOT undone').fetchone()[0]
 
-def _undo(records, n):
-    "Take back row `n`; gives its item."
+def _undo(records: Records, n: int) -> str:  # the row's item
+    "Take back row `n`."
     with records._errors("written"):
         records._db.execute('UPDATE judgement SET undone = 1 WHERE n = ? AND n = (SELECT max(n) FROM judgement WHERE NOT undone)', [n])
         row = records._db.execute('SELECT item, undone FROM judgement WHERE n = ?', [n]).fetchone()
     if not row or not row[1]: raise CirkitError(f"judgement {n} is not the last one, which is {records.last()}; load the page again")
     return row[0]
+
+Records.last, Records.undo = _last, _undo
