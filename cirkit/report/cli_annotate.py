@@ -13,14 +13,22 @@ import click
 from .cli_base import names
 
 # %% ../../nbs/report/14i_cli_annotate.ipynb #cc75d5088
+def _asked(command):
+    "Options of `open_study`; None where nothing is said."
+    said = [
+        click.option('--share', default=None, metavar='N', type=float, help='Fraction of the queries, drawn in each subcategory. [default: 0.12]'),
+        click.option('--overlap', default=None, metavar='N', type=click.IntRange(min=1), help='Annotators of each item. [default: 2]'),
+        click.option('--seed', default=None, metavar='N', type=click.IntRange(min=0), help='Seed of the draw, the assignment and the order. [default: 0]'),
+        click.option('--model', default=None, metavar='NAME', help="Whose first images are judged as well. [default: the run's best]"),
+        click.option('--top', default=None, metavar='N', type=click.IntRange(min=1), help='How many of them. [default: 5]')]
+    for option in reversed(said): command = option(command)
+    return command
+
+# %% ../../nbs/report/14i_cli_annotate.ipynb #ca30698c2
 @click.command()
 @click.argument('run', type=click.Path(path_type=Path))
 @click.option('--annotators', default='', metavar='LIST', help='Comma-separated names; needed once, to begin a study.')
-@click.option('--share', default=None, metavar='N', type=float, help='Fraction of the queries, drawn in each subcategory. [default: 0.12]')
-@click.option('--overlap', default=None, metavar='N', type=click.IntRange(min=1), help='Annotators of each item. [default: 2]')
-@click.option('--seed', default=None, metavar='N', type=click.IntRange(min=0), help='Seed of the draw, the assignment and the order. [default: 0]')
-@click.option('--model', default=None, metavar='NAME', help="Whose first images are judged as well. [default: the run's best]")
-@click.option('--top', default=None, metavar='N', type=click.IntRange(min=1), help='How many of them. [default: 5]')
+@_asked
 @click.option('--folder', default=None, type=click.Path(path_type=Path), metavar='DIR', help='Where the study is kept. [default: RUN/annotations]')
 @click.option('--port', default=8617, show_default=True, metavar='N', type=click.IntRange(0, 65535), help='Of this machine; 0 for any free one.')
 @click.option('--export', 'out', default=None, type=click.Path(path_type=Path), metavar='FILE', help='Write the judgements (.csv, or .json with agreement and rates) and end.')
@@ -41,12 +49,10 @@ def annotate(run, annotators, folder, port, out, **asked):
     from cirkit.report.run import Run
     run = Run(run, profile('smoke'))
     folder = folder or run.folder/'annotations'
-    if out:
-        _export(run, folder, out)
-        return
-    _serve(open_study(run, folder/'study.json', names(annotators), **asked), run.bench, folder, port)
+    if out: _export(run, folder, out)
+    else: _serve(open_study(run, folder/'study.json', names(annotators), **asked), run.bench, folder, port)
 
-# %% ../../nbs/report/14i_cli_annotate.ipynb #ca30698c2
+# %% ../../nbs/report/14i_cli_annotate.ipynb #c3b30c50e
 def _export(run, folder, out):
     "Write and print what was judged."
     from cirkit.report.annotate_plan import load_study
