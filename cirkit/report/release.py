@@ -6,11 +6,7 @@
 __all__ = ['CARRIED', 'VERIFIER', 'publish', 'verify', 'terms', 'Released', 'release', 'unpack']
 
 # %% ../../nbs/report/19i_release.ipynb #cb8fa8b05
-import contextlib
-import io
-import os
-import runpy
-import shutil
+import contextlib, io, os, runpy, shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,7 +57,7 @@ def _checked(folder: Path, workers: int) -> Finding:
 # %% ../../nbs/report/19i_release.ipynb #cbdd246a2
 def publish(out: Path,                      # must not exist
             build: Callable[[Path], None],  # fills a folder
-           ):
+           ):                               # nothing; `out` is there, whole
     "Make a folder in one step."
     if os.path.lexists(out): raise CirkitError(f"{out}: is there already; give a folder that does not exist")
     temp = out.with_name(f'.{out.name[-100:]}.partial')
@@ -91,7 +87,7 @@ def _sums(folder: Path):
     with atomic(folder/'SHA256SUMS') as temp: temp.write_text(''.join(f'{file_digest(folder/name)}  {name}\n' for name in files), 'ascii')
 
 # %% ../../nbs/report/19i_release.ipynb #c0b8ba665
-def terms(bench: Benchmark) -> str:
+def terms(bench: Benchmark) -> str:  # an SPDX address, or words
     "The licence of the whole; where only its sources state any, what they state together."
     whole, each = licence(bench), [row['licence'] for row in sources(bench)]
     return common_licence(each) if whole == UNLICENSED and any(each) else whole
@@ -141,8 +137,8 @@ def _fill(bench: Benchmark, looks: dict, told: dict, limit: int, about: dict, ou
 @dataclass(frozen=True)
 class Released:
     "What a release holds."
-    folder: Path
-    counts: dict[str, int]
+    folder: Path                   # of the release
+    counts: dict[str, int]         # queries, gallery, images, positives, negatives
     findings: tuple[Finding, ...]  # those that were found, serious ones first
     sums: str                      # SHA-256 of SHA256SUMS, to be published elsewhere
 
@@ -171,7 +167,7 @@ def release(folder,                # a benchmark's folder, a RUN, or a training 
             limit: str|int = '256MiB',  # of the images of a shard
             about: dict|None = None,    # of `export_croissant.ABOUT`
             workers: int = 2,      # threads
-           ) -> Released:
+           ) -> Released:         # verified
     "Make the publishable set of a benchmark or a training set."
     for kind in accepted:
         if kind not in ACCEPTABLE: raise unknown('kind of finding to accept', kind, ACCEPTABLE)
@@ -190,7 +186,7 @@ def release(folder,                # a benchmark's folder, a RUN, or a training 
 # %% ../../nbs/report/19i_release.ipynb #c6266a8a9
 def unpack(release,   # its folder
            out,       # the benchmark's folder to make
-          ) -> Benchmark:
+          ) -> Benchmark:  # with the fingerprint that was published
     "A benchmark's folder from its release."
     release, out = Path(release), Path(os.path.abspath(out))
     if not (release/'release.json').is_file(): raise CirkitError(f"{release}: is no release (no release.json); give the folder that cirkit release made")
