@@ -49,13 +49,18 @@ class Options:
         if self.temperature is not None and (type(self.temperature) not in (int, float) or not 0 <= self.temperature <= 10): raise CirkitError(f"model {self.model!r}: temperature is {self.temperature!r}; give 0 to 10")
 
 # %% ../../nbs/synth/32_transformers_chat.ipynb #c0fa59050
-def kind_of(config, place: Place):
+def kind_of(config,        # of the model, by transformers
+            place: Place,  # for messages
+           ):              # class, bool
     "The class of a chat model, and whether it sees."
     for mapping, sees in ((transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, True), (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, False)):
         if type(config) in mapping: return mapping[type(config)], sees
     raise CirkitError(f"model {place.name!r}: a {config.model_type} does not write text; give a chat model, such as Qwen2.5-VL or Qwen3")
 
-def reader(config, place: Place, sees: bool):
+def reader(config,        # of the model, by transformers
+           place: Place,  # of the files
+           sees: bool,    # whether the model does
+          ):              # of transformers
     "A tokenizer or, for a model that sees, a processor of images and text."
     given = {**place.at, "trust_remote_code": False}
     if not sees: return transformers.AutoTokenizer.from_pretrained(place.source, **given)
@@ -65,7 +70,10 @@ def reader(config, place: Place, sees: bool):
 # %% ../../nbs/synth/32_transformers_chat.ipynb #c6b1ad446
 class Wording:
     "Messages as a model's chat template has them."
-    def __init__(self, reader, place: Place, sees: bool, kwargs: dict):
+    def __init__(self, reader,    # tokenizer, or processor of a model that sees
+                 place: Place,    # for messages
+                 sees: bool,      # whether the model does
+                 kwargs: dict):   # of the chat template
         self.reader, self.place, self.sees, self.kwargs = reader, place, sees, kwargs
         self.tokenizer = reader.tokenizer if sees else reader
         if self.tokenizer.pad_token is None: self.tokenizer.pad_token = self.tokenizer.eos_token  # Llama has none
@@ -79,6 +87,7 @@ class Wording:
         with faults(place, "its chat template fails", "give a chat model"): self(system)
 
     def clean(self, text: str) -> str:
+        "A text without the template's marks."
         for mark in self.marks: text = text.replace(mark, "")
         return text
 
@@ -118,7 +127,10 @@ class Noise(transformers.LogitsProcessor):
         return scores.float() + noise.to(scores.device)
 
 # %% ../../nbs/synth/32_transformers_chat.ipynb #cf5e3fd5f
-def sampling(own: transformers.GenerationConfig, temperature: float, seeds: list[int]) -> transformers.LogitsProcessorList:
+def sampling(own: transformers.GenerationConfig,    # what the makers recommend
+             temperature: float,                    # 0: the likeliest token, always
+             seeds: list[int],                      # one a row, below 2**31
+            ) -> transformers.LogitsProcessorList:  # in this order; empty at temperature 0
     "What happens to the scores of the next token."
     steps = transformers.LogitsProcessorList()
     if temperature == 0: return steps
@@ -132,7 +144,10 @@ class LocalChat(Remade):
     "A language model in this process."
     local = True  # weights are in this process: more processes would each load their own
 
-    def __init__(self, options: Options, place: Place, model, wording: Wording,
+    def __init__(self, options: Options,       # how it is asked
+                 place: Place,                 # of the weights
+                 model,                        # of transformers
+                 wording: Wording,             # its chat template
                  folder: Path | None = None,   # of kept replies; None: they are not kept
                  prompts: Path | None = None,  # folder of prompt files; None: cirkit's own
                 ):
@@ -248,7 +263,10 @@ def _spent(self) -> str:
 LocalChat.spent = _spent
 
 # %% ../../nbs/synth/32_transformers_chat.ipynb #c1c002391
-def network(place: Place, options: Options, config, cls):
+def network(place: Place,      # of the weights
+            options: Options,  # dtype, attention and device among them
+            config, cls,       # of the model; its class, from `kind_of`
+           ):                  # of transformers, in evaluation mode
     "The network, ready to write."
     model, info = cls.from_pretrained(place.source, **place.at, config=config, dtype=dtype(options.dtype), attn_implementation=options.attention,
                                       device_map=device(options.device), use_safetensors=True, trust_remote_code=False, output_loading_info=True)
