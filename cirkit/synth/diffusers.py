@@ -41,10 +41,10 @@ class Options:
     steps: int | None = None              # of denoising
     guidance: float | None = None         # by the text
     image_guidance: float | None = None   # by the image
-    strength: float | None = None         # of repainting, up to 1
+    strength: float | None = None         # of repainting, 0.01 to 1
     detector: str = ""                    # for inpainting: folder, or id on the hub, of what finds things by name
     detector_revision: str = ""           # commit on the hub
-    threshold: float | None = None        # least score of a box
+    threshold: float | None = None        # least score of a box, in [0, 1]
     reproducible: bool = True             # one image a call: no image depends on another, to the byte
     batch: int = 4                        # images a call, if not
 
@@ -67,7 +67,7 @@ def numbers(options: Options, pipeline: str) -> dict:  # as in RECIPES
     return recipe
 
 # %% ../../nbs/synth/33_diffusers.ipynb #c4a90fc99
-def sound(image: Image.Image,
+def sound(image: Image.Image,    # from the pipeline
           flagged: bool | None,  # by the pipeline's own safety checker
           size: int,             # side, pixels
          ) -> np.ndarray | Aside:  # (size,size,3) uint8
@@ -82,7 +82,7 @@ class Kept:
     "Images of a block."
     def __init__(self, folder: Path | None): self.folder = folder and Path(folder)  # None: nothing is kept
 
-    def get(self, key: str) -> np.ndarray | Aside | None:
+    def get(self, key: str) -> np.ndarray | Aside | None:  # (h,w,3) uint8
         "What was made, if it was."
         if not self.folder: return None
         if (image := self.folder/f"{key}.png").exists(): return read_image(image)
@@ -95,8 +95,8 @@ class Kept:
         if isinstance(made, Aside): write_json(self.folder/f"{key}.json", {"why": made.why, "raw": made.raw})
         else: write_image(self.folder/f"{key}.png", made)
 
-    def only(self, keys):
-        "Forget the rest."
+    def only(self, keys: set[str]):
+        "Forget all but these."
         for file in self.folder.glob("*") if self.folder and self.folder.exists() else ():
             if file.stem not in keys: file.unlink(missing_ok=True)
 
@@ -104,7 +104,7 @@ class Kept:
 @dataclass(frozen=True)
 class Pass:
     "One call of the pipeline for one image."
-    text: str
+    text: str                       # the prompt
     mask: np.ndarray | None = None  # (h,w) uint8, 255 where to repaint
 
 # %% ../../nbs/synth/33_diffusers.ipynb #cba3909df
@@ -114,7 +114,11 @@ class LocalEditor(Remade):
     local = True       # weights are in this process: more processes would each load their own
     alone = False      # whether the pipeline takes one image a call
 
-    def __init__(self, options: Options, place: Place, pipe, folder: Path | None = None, detector=None):
+    def __init__(self, options: Options,      # how it is used
+                 place: Place,                # of the weights
+                 pipe,                        # of diffusers
+                 folder: Path | None = None,  # for images on the way; None: they are not kept
+                 detector=None):              # with `boxes`; for inpainting
         self.options, self.place, self.pipe, self.detector, self.kept = options, place, pipe, detector, Kept(folder)
         self.numbers = numbers(options, type(pipe).__name__)
         self.size = 1 if options.reproducible or self.alone else options.batch  # images a call
@@ -191,7 +195,9 @@ class QwenEditor(LocalEditor):
                              num_inference_steps=self.numbers["steps"], true_cfg_scale=self.numbers["guidance"])
 
 # %% ../../nbs/synth/33_diffusers.ipynb #cb775a5b2
-def too_long(pipe, texts: list[str]) -> bool:
+def too_long(pipe,              # a pipeline of diffusers with a tokenizer
+             texts: list[str],  # prompts
+            ) -> bool:
     "Whether CLIP would cut one of them."
     return any(len(pipe.tokenizer(t).input_ids) > pipe.tokenizer.model_max_length for t in texts)
 
@@ -236,7 +242,9 @@ def _diffusers():
     try: return importlib.import_module("diffusers")
     except ImportError: raise CirkitError("image editors need the package diffusers, which is not installed; pip install 'cirkit[gen]'") from None
 
-def pipeline(place: Place, options: Options):
+def pipeline(place: Place,      # of the weights
+             options: Options,  # device and dtype among them
+            ):                  # of diffusers, on its device
     "A pipeline of the class that its files name."
     library, to = _diffusers(), device(options.device)
     if to == "auto": raise CirkitError(f"model {place.name!r}: device 'auto' is for language models; give cuda, or cuda:1")
