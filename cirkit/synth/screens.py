@@ -21,7 +21,11 @@ from . import detector as detectors, local
 class Screen:
     "A filter with a model, and all that decides its answers."
     local = True   # weights are in this process
-    def __init__(self, refuse: Callable, model: str, revision: str, **told): self.refuse, self.model, self.revision, self.told = refuse, model, revision, told
+    def __init__(self, refuse: Callable,  # image, reference or None -> the reason; "" takes it
+                 model: str,              # folder, or id on the hub
+                 revision: str,           # commit on the hub; "" for a folder
+                 **told):                 # what else decides its answers, as JSON values
+        self.refuse, self.model, self.revision, self.told = refuse, model, revision, told
 
     def __call__(self, image: np.ndarray, reference: np.ndarray | None = None) -> str: return self.refuse(image, reference)
 
@@ -43,10 +47,10 @@ def _classifier(model: str, revision: str, device: str):
 # %% ../../nbs/synth/34_screens.ipynb #ce7377d98
 def labelled(model: str,            # folder, or id on the hub, of an image classifier
              *labels: str,          # of which one makes an image unfit, e.g. 'nsfw'
-             limit: float = .5,     # share from which it does
+             limit: float = .5,     # share of the softmax from which it does, in [0, 1]
              revision: str = "",    # commit on the hub
              device: str = "",      # 'cpu', 'cuda'; "": a GPU if there is one
-            ) -> Screen:
+            ) -> Screen:               # gives the label that is refused, or ""
     "A filter that refuses images of some labels."
     @cache
     def judge():
@@ -79,10 +83,10 @@ def _overlap(a, b) -> float:
 def faces(model: str,                  # folder, or id on the hub, of OWL-ViT, OWLv2 or Grounding DINO
           name: str = "human face",    # what is counted
           most: int | None = None,     # of them in any image; None: as many as there are
-          threshold: float = .3,       # least score of one
+          threshold: float = .3,       # least score of a box, in [0, 1]
           revision: str = "",          # commit on the hub
           device: str = "",            # 'cpu', 'cuda'; "": a GPU if there is one
-         ) -> Screen:
+         ) -> Screen:                      # gives the reason, or ""
     "A filter that refuses images in which the number of faces has changed."
     finder = cache(lambda: detectors.load(model, revision, threshold, device))
     def count(image): return len(apart(finder().boxes(image, name)))
