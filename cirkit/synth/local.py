@@ -101,7 +101,7 @@ def takes(options: type,  # a dataclass
         return make
     return told
 
-def without_video(processor: type) -> type:  # the class, and one derived from it
+def without_video(processor: type) -> type:  # derived from it
     "A processor class of transformers for images and text alone."
     class Still(processor):
         get_attributes = classmethod(lambda _: [a for a in processor.get_attributes() if "video" not in a])
