@@ -50,7 +50,7 @@ def sample(bench: Benchmark,
 def assign(strata: dict,     # item id -> its stratum
            annotators,       # names
            overlap: int,     # annotators of an item
-           seed: int = 0,
+           seed: int = 0,    # of the lots
           ) -> dict:         # name -> item ids in the order in which they are shown
     "Every item to `overlap` annotators."
     if not 1 <= overlap <= len(annotators):
@@ -70,7 +70,7 @@ def _least(i, given, pairs, chosen, seed):
     return min(free, key=lambda a: (len(given[a]), sum(pairs[a, b] for b in chosen), item_seed(seed, 'who', i, a)))
 
 # %% ../../nbs/report/18_annotate_plan.ipynb #c45a9095e
-def tops(run: Run,
+def tops(run: Run,         # with or without ranks
          model: str = '',  # '': the run's best
          top: int = 5,     # images of its ranking
         ):                 # the model's name, {query id: ids of its first images}; '' and {} without ranks
@@ -108,8 +108,8 @@ class Study:
     "What is judged by whom; saved as study.json."
     benchmark: str    # its name
     fingerprint: str  # of the benchmark
-    seed: int
-    share: float      # of the queries
+    seed: int         # of the draw, the assignment and the order
+    share: float      # of the queries, in (0, 1]
     overlap: int      # annotators of each item
     model: str        # whose ranking gave `top`; '' if none did
     top: int          # images of the ranking
@@ -119,12 +119,12 @@ class Study:
 # %% ../../nbs/report/18_annotate_plan.ipynb #cbce1a089
 def make_study(run: Run,
                annotators,           # names
-               share: float = .12,   # of the queries
+               share: float = .12,   # of the queries, in (0, 1]
                overlap: int = 2,     # annotators of each item
-               seed: int = 0,
+               seed: int = 0,        # of the draw, the assignment and the order
                model: str = '',      # whose first images are judged; '': the run's best
                top: int = 5,         # how many
-              ) -> Study:
+              ) -> Study:            # not yet written
     "Plan a study of a run's benchmark."
     b, names = run.bench, check_names(annotators)
     model, found = tops(run, model, top)
@@ -139,7 +139,7 @@ def make_study(run: Run,
 # %% ../../nbs/report/18_annotate_plan.ipynb #cab5f02e5
 ADJUDICATOR = 'adjudicator'
 
-def check_names(names) -> tuple:
+def check_names(names) -> tuple:  # as they are
     "Annotators' names, refused if they could be mixed up."
     names = tuple(names)
     if not names: raise CirkitError("nobody is there to judge; name the annotators, for example --annotators ann,ben")
@@ -153,20 +153,34 @@ def check_names(names) -> tuple:
 # %% ../../nbs/report/18_annotate_plan.ipynb #cb629d7b4
 FORMAT = 'cirkit-annotation/1'
 
-def save_study(study: Study, path):
+def save_study(study: Study, path):  # study.json
     "Write study.json."
     write_json(path, {'format': FORMAT, **asdict(study)})
 
 def load_study(path,              # study.json
-               bench: Benchmark,
+               bench: Benchmark,  # of which it must be
               ) -> Study:
     "Read a study of this benchmark."
     told, keys = read_json(path), {f for f in Study.__dataclass_fields__}
     if not isinstance(told, dict) or told.get('format') != FORMAT or told.keys() - {'format'} != keys:
         raise CirkitError(f"{path}: not a study of this version ({FORMAT}); move it away and start anew")
     if told['fingerprint'] != bench.fingerprint: raise CirkitError(f"{path}: was planned for another content of benchmark {told['benchmark']!r}; bring that back, or choose another folder")
-    items = tuple(Item(i['id'], i['target'], tuple(i['negatives']), tuple(i['top'])) for i in told['items'])
-    return Study(**{k: told[k] for k in keys} | {'items': items, 'given': {a: tuple(ns) for a, ns in told['given'].items()}})
+    try:
+        items = tuple(Item(i['id'], i['target'], tuple(i['negatives']), tuple(i['top'])) for i in told['items'])
+        study = Study(**{k: told[k] for k in keys} | {'items': items, 'given': {a: tuple(ns) for a, ns in told['given'].items()}})
+        _check_ids(study, bench)
+    except (TypeError, KeyError, AttributeError) as e: raise CirkitError(f"{path}: is damaged ({type(e).__name__}: {e}); bring back the file that was written, or choose another folder") from None
+    return study
+
+def _check_ids(study, bench):
+    "Everything that a study names is there; else a KeyError."
+    queries, gallery, numbers = {q.id for q in bench.queries}, {c.id for c in bench.gallery}, range(len(study.items))
+    for item in study.items:
+        for id in (item.id, item.target, *item.candidates):
+            if id not in (queries if id is item.id else gallery): raise KeyError(id)
+    for name, given in study.given.items():
+        check_names([name])
+        if not all(type(n) is int and n in numbers for n in given): raise KeyError(name)
 
 # %% ../../nbs/report/18_annotate_plan.ipynb #c2c51236c
 def open_study(run: Run,
