@@ -18,7 +18,7 @@ class Question:
     "One choice of the rubric."
     name: str       # in files
     key: str        # on the keyboard
-    asks: str
+    asks: str       # the question as the page shows it
     fine: str       # the first answer, written 'ok'
     reasons: tuple  # the answers that raise the flag
     flag: str       # of CIRCUS
@@ -57,16 +57,16 @@ def flags(answer: dict) -> list:  # of CIRCUS's flags
     "The flags that an answer raises."
     return [q.flag for q in QUESTIONS if answer[q.name] != 'ok']
 
-def label(answer: dict) -> str:
+def label(answer: dict) -> str:  # as `signature` writes it
     "An answer as a signature: VALID, or its flags."
     return signature(not flags(answer), flags(answer))
 
-def category(answer: dict) -> str:
+def category(answer: dict) -> str:  # VALIDATED, or one of SEVERITY
     "The one category of CIRCUS's protocol."
     return next((f for f in SEVERITY if f in flags(answer)), 'VALIDATED')
 
 # %% ../../nbs/report/18a_annotate_rubric.ipynb #cefcffd67
-def events(answer: dict,
+def events(answer: dict,  # as `check_answer` gives it
            negatives,     # ids of the hard negatives
            top,           # ids of the model's first images, without those labelled right
           ) -> dict:      # metric -> list of bools, a trial each
