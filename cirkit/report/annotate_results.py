@@ -27,15 +27,15 @@ from .text import percent, slug, write_table
 from ..synth.validate import rate
 
 # %% ../../nbs/report/18c_annotate_results.ipynb #cb3f020d8
-def record_path(folder, name: str) -> Path:
+def record_path(folder, name: str) -> Path:  # in the study's folder
     "The database of an annotator, or of the adjudicator."
     return Path(folder)/f'{slug(name)}.sqlite'
 
 @dataclass(frozen=True)
 class Judged:
     "All judgements of a study that count."
-    study: Study
-    bench: Benchmark
+    study: Study  # who judges what
+    bench: Benchmark  # what is judged
     by: dict      # annotator -> {query id: Judgement}
     final: dict   # query id -> Judgement of the adjudicator
 
@@ -57,7 +57,7 @@ def conflicts(j: Judged) -> list:  # numbers of items
 # %% ../../nbs/report/18c_annotate_results.ipynb #c3ea5da83
 COLUMNS = ('item', 'dataset', 'query_idx', 'source', 'hidden_category', 'annotator', 'labels', 'category', *(q.name for q in QUESTIONS), 'also', 'note', 'seconds', 'at', 'adjudicated')
 
-def table(j: Judged) -> pd.DataFrame:
+def table(j: Judged) -> pd.DataFrame:  # CIRCUS's columns, then the answers
     "All judgements, a row each."
     place = {q.id: (n, q) for n, q in enumerate(j.bench.queries)}
     rows = []
@@ -95,7 +95,7 @@ def _row(name, statistic, values, n, seed):
 
 def agreement(j: Judged,
               n: int = 2000,  # resamples
-              seed: int = 0,
+              seed: int = 0,  # of the resamples
              ) -> pd.DataFrame:  # about, statistic, value, low, high (at most 1), items, positive_rate (fraction of the judgements)
     "How well the annotators agree."
     rows = []
@@ -122,7 +122,7 @@ def pairs(j: Judged) -> pd.DataFrame:  # annotator_a, annotator_b, items, cohen_
     return pd.DataFrame(rows, columns=['annotator_a', 'annotator_b', 'items', 'cohen_kappa_binary', 'signature_agreement'])
 
 # %% ../../nbs/report/18c_annotate_results.ipynb #c9dd316ef
-def decided(votes) -> bool | None:
+def decided(votes) -> bool | None:  # votes: bools
     "What most say; None for a tie."
     yes = sum(votes)
     return None if 2*yes == len(votes) else 2*yes > len(votes)
@@ -167,7 +167,7 @@ def report(j: Judged, n: int=2000, seed: int=0) -> dict:  # JSON value; n resamp
 
 def export(j: Judged,
            path,       # .csv or .json
-          ) -> Path:
+          ) -> Path:   # as given
     "Write what was judged."
     path = Path(path)
     if path.suffix.lower() not in ('.csv', '.json'): raise CirkitError(f"{path}: judgements are written as .csv or .json; give such a name")
