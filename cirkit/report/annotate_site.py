@@ -31,7 +31,7 @@ from .annotate_results import conflicts, judged, record_path
 from .annotate_rubric import NOTE, QUESTIONS, SEVERITY, check_answer
 
 # %% ../../nbs/report/18d_annotate_site.ipynb #c36e02d01
-def tokens(folder,
+def tokens(folder,       # of the study
            names,        # annotators and adjudicator
           ) -> dict:     # name -> token
     "The tokens of a study; new names get new ones."
@@ -71,7 +71,7 @@ def page():   # (HTML bytes, content security policy)
 # %% ../../nbs/report/18d_annotate_site.ipynb #c8d62190f
 SIDE, QUALITY = 1280, 92    # pixels of the longer side at most; of JPEG
 
-def image_list(study: Study, bench: Benchmark) -> tuple:
+def image_list(study: Study, bench: Benchmark) -> tuple:  # an image's number is its place
     "The paths of all images that a study shows, each once."
     candidates, queries = {c.id: c.image for c in bench.gallery}, {q.id: q for q in bench.queries}
     shown = (i for item in study.items for i in (*queries[item.id].images, candidates[item.target], *(candidates[c] for c in item.candidates)))
@@ -87,15 +87,15 @@ def picture(path: Path) -> bytes:  # JPEG
 @dataclass(frozen=True)
 class Reply:
     "What goes back."
-    status: int
-    body: bytes
-    kind: str = 'application/json'
-    policy: str = "default-src 'none'; frame-ancestors 'none'"
-    cache: str = 'no-store'
+    status: int                     # of HTTP
+    body: bytes                     # JSON unless `kind` says otherwise
+    kind: str = 'application/json'  # Content-Type
+    policy: str = "default-src 'none'; frame-ancestors 'none'"  # Content-Security-Policy
+    cache: str = 'no-store'         # Cache-Control
 
 def _json(value, status=200): return Reply(status, json.dumps(value, ensure_ascii=True, allow_nan=False).encode())
 
-def refuse(status: int, why) -> Reply:
+def refuse(status: int, why) -> Reply:  # why: an error, or words
     "A request that is not served."
     return _json({'error': str(why)}, status)
 
