@@ -36,7 +36,7 @@ def grouped(sizes: dict[str, int],  # bytes of each image, in order
     return groups
 
 # %% ../../nbs/report/19_release_shards.ipynb #c57fa9aa5
-def check_names(names: list[str]):
+def check_names(names: list[str]):  # paths below the set's folder
     "Refuse names that a stranger could not unpack."
     small = {}
     for name in names:
@@ -46,7 +46,9 @@ def check_names(names: list[str]):
         if other != name: raise CirkitError(f"images {other!r} and {name!r} differ only in capitals and cannot both be unpacked everywhere; rename one")
 
 # %% ../../nbs/report/19_release_shards.ipynb #c26b1aa35
-def shard_name(n: int, hashes: dict[str, str]) -> str:
+def shard_name(n: int,                  # from 0
+               hashes: dict[str, str],  # SHA-256 of each image, by its path
+              ) -> str:                 # below the release
     "The path of the n-th shard, given the SHA-256 of each of its images."
     return f'shards/images-{n:05d}-{digest(list(hashes.items()))[:8]}.tar'
 
@@ -76,7 +78,7 @@ def write_shards(folder: Path,           # of the images
     return rows
 
 # %% ../../nbs/report/19_release_shards.ipynb #c0d1daf74
-def read_place(release: Path,
+def read_place(release: Path,   # its folder
                row: dict,       # of the index
               ) -> bytes:       # the image file
     "One image out of its shard."
