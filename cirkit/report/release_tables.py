@@ -37,7 +37,7 @@ def table(rows: list[dict],   # of a JSON lines file
     names = list(dict.fromkeys(name for row in rows for name in row))
     return pa.table({name: _column([row.get(name) for row in rows]) for name in names})
 
-def write_parquet(path: Path, rows: list[dict]):
+def write_parquet(path: Path, rows: list[dict]):  # of a JSON lines file
     "The same rows give the same bytes (with one version of pyarrow)."
     with atomic(path) as temp: pq.write_table(table(rows), temp, compression='zstd')
 
