@@ -31,9 +31,14 @@ class Finding:
     count: int                     # how often; 0: looked for, not found
     what: str                      # of what, in a sentence without the number
     examples: tuple[str, ...] = () # at most five
-    serious: bool = False
+    serious: bool = False          # stops the release unless its kind is accepted
 
-def finding(kind: str, what: str, cases: list[str], serious: bool = False, count: int | None = None) -> Finding:
+def finding(kind: str,                # such as 'duplicates'
+            what: str,                # of what, in a sentence without the number
+            cases: list[str],         # all of them; the first five are kept
+            serious: bool = False,    # whether any of them stops the release
+            count: int | None = None, # how often; None: as many as cases
+           ) -> Finding:
     "A finding of all its cases."
     return Finding(kind, len(cases) if count is None else count, what, tuple(cases[:5]), serious and bool(cases))
 
@@ -41,13 +46,13 @@ def finding(kind: str, what: str, cases: list[str], serious: bool = False, count
 @dataclass(frozen=True)
 class Look:
     "What one image file holds."
-    sha256: str
+    sha256: str                # of the file
     pixels: str                # hash of shape and pixels
     thumb: np.ndarray          # (768,) uint8
     size: tuple[int, int]      # width, height
     format: str                # such as JPEG
-    bytes: int
-    marks: tuple[Mark, ...]
+    bytes: int                 # of the file
+    marks: tuple[Mark, ...]    # what it says beside its pixels
 
 def look(path: Path) -> Look:
     "Read an image file once."
@@ -57,10 +62,10 @@ def look(path: Path) -> Look:
     return Look(sha256(data).hexdigest(), pixel_digest(pixels), thumb, pixels.shape[1::-1], format, len(data), tuple(marks(data)))
 
 # %% ../../nbs/report/19c_release_looks.ipynb #c1e6fc359
-def look_all(folder: Path,
+def look_all(folder: Path,       # of the images
              names: list[str],   # paths below it
              workers: int = 2,   # threads
-            ) -> dict[str, Look]:
+            ) -> dict[str, Look]:  # by path
     "Look at many files."
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # Pillow's, of odd metadata, which the marks tell
