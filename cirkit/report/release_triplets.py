@@ -17,7 +17,9 @@ from ..taxonomy import CATEGORY_OF
 # %% ../../nbs/report/19h_release_triplets.ipynb #cab2bcff3
 OWN = ('triplets.jsonl', 'triplets.json', 'sources.json')
 
-def is_triplets(folder: Path) -> bool: return (folder/'triplets.jsonl').is_file() and not (folder/'queries.jsonl').is_file()
+def is_triplets(folder: Path) -> bool:
+    "Whether a folder is a training set."
+    return (folder/'triplets.jsonl').is_file() and not (folder/'queries.jsonl').is_file()
 
 def _record(folder: Path) -> dict:
     "What a training set says of how it was made."
