@@ -31,6 +31,20 @@ GOOD = {"text": "ok", "reference": "ok", "target": "ok", "broad": "ok", "also": 
 def run(tmp_path_factory): return toy_run(tmp_path_factory.mktemp("toy")/"run")
 
 
+def _items(told, **values): told["items"][0].update(values)
+
+@pytest.mark.parametrize("change", [lambda s: s.update(items=3), lambda s: s.update(items=["x"]), lambda s: s["items"][0].pop("top"), lambda s: _items(s, id="ghost"), lambda s: _items(s, target="ghost"),
+    lambda s: _items(s, top=["ghost"]), lambda s: _items(s, negatives=None), lambda s: s.update(given=[]), lambda s: s["given"].update(ann=[999]), lambda s: s["given"].update(ann=["x"]), lambda s: s["given"].update(ann=5)])
+def test_a_damaged_plan_is_one_line(run, tmp_path, change):
+    path = tmp_path/"study.json"
+    open_study(run, path, ["ann", "ben"], share=1.)
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+    with pytest.raises(CirkitError, match="is damaged") as e: open_study(run, path)
+    assert str(path) in str(e.value) and "\n" not in str(e.value)
+
+
 # ---- the plan
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 400), min_size=1, max_size=15), st.floats(.001, 1))

@@ -220,13 +220,28 @@ def test_shipped_files_are_read(path):
     backends.check_mix(path, {s: backends._kind(path, table, s) for s in backends.KINDS})
 
 
+def Unmade(): raise ValueError("no such paint")
+
+@pytest.mark.parametrize("text", ["def (", "raise RuntimeError('weights are gone')"])
+def test_a_module_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, text):
+    (tmp_path/"mine_that_fails.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for old, new in (('"test_backends:Painter"', '"mine_that_fails:x"'), ('name = "served"', 'filters = ["mine_that_fails:x"]')):
+        (tmp_path/"b.toml").write_text(CONFIG.format(base="http://127.0.0.1:9/v1", concurrency=8).replace(old, new, 1))
+        done = CliRunner().invoke(cli, ["synth", "--backend", str(tmp_path/"b.toml"), "--work", str(tmp_path/"run")])
+        assert done.exit_code == 2 and "'mine_that_fails:x' cannot be loaded" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
 @pytest.mark.parametrize("old, new, line", [
     ('kind = "world"', 'kind = "photographs"\nfolder = "nowhere"', r"nowhere: no such folder"), ('[editor]\nkind = "test_backends:Painter"', '[editor]\nkind = "world"', "editor 'world' cannot read what proposer 'mllm' makes"),
     ('"test_backends:Painter"', '"test_backends:Nobody"', r"\[editor\]: 'test_backends:Nobody' cannot be loaded"), ('model = "pen"\n', 'model = "pencil"\n', r"\[rewriter\]: unknown model 'pencil'; did you mean pen\?"),
     ('[rewriter]', '[rewritter]', "unknown entry 'rewritter'; did you mean rewriter"), ('model = "eye-32b"', 'modell = "eye-32b"', r"\[models.eye\]: unknown option 'modell'; did you mean model"),
     ('concurrency = 8', 'concurrency = "many"', r"\[models.eye\]: concurrency is 'many'; it must be a int"), ('concurrency = 8', 'concurrency = true', r"\[models.eye\]: concurrency is True"),
     ('name = "served"', 'name = 3', "name is 3; it must be a str"), ('[seeds]', '[seeds', "is not TOML"), ('[filter]\nkind = "mllm"', '[filter]\nkind = "mlm"', "unknown kind of filter 'mlm'; did you mean mllm"),
-    ('model = "pen"\n[verifier]', 'model = "pen"\nspeed = 3\n[verifier]', r"\[rewriter\]: has \['model', 'speed'\]; exactly model"), ('kind = "openai"', 'kind = "openia"', "unknown kind of model 'openia'; did you mean openai")])
+    ('model = "pen"\n[verifier]', 'model = "pen"\nspeed = 3\n[verifier]', r"\[rewriter\]: has \['model', 'speed'\]; exactly model"), ('kind = "openai"', 'kind = "openia"', "unknown kind of model 'openia'; did you mean openai"),
+    ('name = "served"', 'multiple = 0', "multiple is 0; it must be 1 or more"), ('name = "served"', 'multiple = -7', "multiple is -7"), ('name = "served"', 'filters = [3]', "filters has 3; each must be a text"), ('name = "served"', 'filters = [["a:b"]]', r"filters has \['a:b'\]"),
+    ('"test_backends:Painter"', '["test_backends:Painter"]', "unknown kind of editor"), ('"test_backends:Painter"', '"http_none:x"', r"\[editor\]: 'http_none:x' cannot be loaded \(ModuleNotFoundError"), ('"test_backends:Painter"', '"test_backends:Unmade"', r"\[editor\]: cannot be made of \{\} \(ValueError: no such paint\)"),
+    ('model = "pen"\n', 'model = ["pen"]\n', r"\[rewriter\]: unknown model")])
 def test_mistakes_in_the_file_are_one_line(tmp_path, old, new, line):
     text = CONFIG.format(base="http://127.0.0.1:9/v1", concurrency=8)
     assert old in text

@@ -173,6 +173,21 @@ def test_filters_are_counted(tmp_path):
     assert read_json(tmp_path / "synth" / "parameters.json")["filters"] == [f"{__name__}:not_bright"]
 
 
+def broken(image, reference): raise ZeroDivisionError("oops")
+
+def test_a_filter_that_fails_is_named(tmp_path):
+    with pytest.raises(CirkitError, match=r"filter '.*:broken' failed with ZeroDivisionError: oops; mend it"): build(tmp_path, TINY, replace(fake_backend(), filters=(f"{__name__}:broken",)), workers=1, progress=False)
+
+
+def test_masks_with_bad_names_are_refused_alone(tmp_path):
+    folder = fill(tmp_path / "mine", ["a.png", "b.png"])
+    (folder / "masks").mkdir()
+    for name in (b"bad\xff.png", b"a.up\ndown.png"): noise().save(os.fsdecode(os.fsencode(folder / "masks") + b"/" + name), format="PNG")
+    photographs = listed(folder, tmp_path / "list", least=32)
+    why = {r["file"]: r["why"] for r in read_jsonl(tmp_path / "list" / "refused.jsonl")}
+    assert why == {r"'masks/bad\udcff.png'": "bad name", r"'masks/a.up\ndown.png'": "bad name"} and photographs.count == 2
+
+
 def test_size_policy(tmp_path):
     with pytest.raises(CirkitError, match="size=80: tiles makes images whose side is a multiple of 32 pixels; take size=64|take size=96"):
         run_stages(Plan(tmp_path, replace(TINY, size=80), replace(fake_backend(), multiple=32)), progress=False)

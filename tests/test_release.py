@@ -157,7 +157,15 @@ def behind(r):
     path.write_bytes(data[:-100] + b"hidden" + data[-94:])
 
 
+def heads(r):
+    "Thousands of empty headers, each of which a reader follows into the next."
+    path, head = sorted((r/"shards").iterdir())[0], tarfile.TarInfo("h")
+    head.type = tarfile.XHDTYPE
+    path.write_bytes(head.tobuf(tarfile.USTAR_FORMAT)*3000 + path.read_bytes())
+
+
 FORGED = {
+    "heads": (heads, "is no sound tar"),
     "text": (lambda r: edit(r/"queries.jsonl", lambda rows: rows[0].update(text="make it blue")), "states fingerprint"),
     "label": (lambda r: edit(r/"instances.jsonl", lambda rows: rows[0].update(pos=["ghost"])), "'ghost' is not in corpus.jsonl"),
     "both": (lambda r: edit(r/"instances.jsonl", lambda rows: rows[0].update(neg=[*rows[0]["neg"][:2], *rows[0]["pos"]])), "right and wrong"),
@@ -429,6 +437,11 @@ def test_unpacking_needs_room(made, tmp_path, monkeypatch):
     monkeypatch.setattr(rel.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(CirkitError, match="make room"): unpack(made.folder, tmp_path/"out")
     assert tree(tmp_path) == []
+
+
+def test_a_release_stays_whole_when_unpacked(mine):
+    with pytest.raises(CirkitError, match="lies in the release itself"): unpack(mine, mine/"out")
+    assert fault(mine) == "" and not (mine/"out").exists()
 
 
 def test_names_of_shards_follow_their_content(): assert shard_name(0, {"a": "1"}) != shard_name(0, {"a": "2"})

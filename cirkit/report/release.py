@@ -190,6 +190,7 @@ def unpack(release,   # its folder
     "A benchmark's folder from its release."
     release, out = Path(release), Path(os.path.abspath(out))
     if not (release/'release.json').is_file(): raise CirkitError(f"{release}: is no release (no release.json); give the folder that cirkit release made")
+    if out.resolve().is_relative_to(release.resolve()): raise CirkitError(f"{out}: lies in the release itself, which would then not be whole; give a folder outside it")
     verify(release)
     index = list(read_jsonl(release/'images.jsonl'))
     check_names([row['image'] for row in index])

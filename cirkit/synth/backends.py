@@ -37,6 +37,9 @@ def read(path: Path) -> dict:  # of the file, as it stands
         if key not in (*KINDS, "models", "world", *GENERAL): raise _at(path, unknown("entry", key, (*KINDS, "models", "world", *GENERAL)))
         kind = GENERAL.get(key, dict)
         if type(value) is not kind: raise CirkitError(f"{path}: {key} is {value!r}; it must be a {'table' if kind is dict else kind.__name__}")
+    if table.get("multiple", 1) < 1: raise CirkitError(f"{path}: multiple is {table['multiple']}; it must be 1 or more pixels")
+    for name in table.get("filters", ()):
+        if not isinstance(name, str): raise CirkitError(f"{path}: filters has {name!r}; each must be a text, module:function")
     for stage in KINDS: _kind(path, table, stage)
     return table
 
@@ -48,7 +51,7 @@ def _kind(path: Path, table: dict, stage: str) -> str:
     if stage == "filter" and stage not in table: return _kind(path, table, "verifier")
     if stage not in table: raise CirkitError(f"{path}: no [{stage}]; choose one with kind = {' or '.join(KINDS[stage])}")
     kind = table[stage].get("kind")
-    if kind not in KINDS[stage] and ":" not in str(kind): raise _at(path, unknown(f"kind of {stage}", kind, KINDS[stage]))
+    if not isinstance(kind, str) or kind not in KINDS[stage] and ":" not in kind: raise _at(path, unknown(f"kind of {stage}", kind, KINDS[stage]))
     return kind
 
 def own(name: str,    # 'module:function'
@@ -56,7 +59,7 @@ def own(name: str,    # 'module:function'
     "A function of the user's."
     module, _, function = name.partition(":")
     try: return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as e: raise CirkitError(f"{where}: {name!r} cannot be loaded ({e}); write module:function of something that can be imported") from None
+    except Exception as e: raise CirkitError(f"{where}: {name!r} cannot be loaded ({type(e).__name__}: {e}); write module:function of something that can be imported") from None
 
 # %% ../../nbs/synth/30_backends.ipynb #c38c0af49
 INPUTS = {"filter": ("seeds",), "proposer": ("seeds",), "editor": ("seeds", "proposer"), "rewriter": ("seeds", "proposer"), "verifier": ("seeds", "proposer", "editor")}
@@ -86,6 +89,7 @@ def made(make,            # a class or function; its options are keyword argumen
     if missing: raise CirkitError(f"{where}: {missing[0]} is not given; add it")
     try: return make(**{n: tuple(v) if isinstance(v, list) else v for n, v in options.items()}, **given)
     except CirkitError as e: raise _at(where, e) from None
+    except (TypeError, ValueError) as e: raise CirkitError(f"{where}: cannot be made of {options} ({type(e).__name__}: {e}); mend the value") from e
 
 def check_types(cls,            # a dataclass
                 options: dict,  # from the file
@@ -179,7 +183,7 @@ def _chat(self, stage: str) -> Chat:
     "The language model that a part names."
     options = self.options(stage)
     if set(options) != {"model"}: raise CirkitError(f"{self.where(stage)}: has {sorted(options)}; exactly model, the name of a table under [models], is needed")
-    if options["model"] not in self.table.get("models", {}): raise _at(self.where(stage), unknown("model", options["model"], self.table.get("models", {})))
+    if not isinstance(options["model"], str) or options["model"] not in self.table.get("models", {}): raise _at(self.where(stage), unknown("model", options["model"], self.table.get("models", {})))
     return self.models[options["model"]]
 
 Parts._model, Parts._chat = _model, _chat

@@ -23,8 +23,8 @@ def load(name: str,     # 'module:function'
     "The function of that name."
     module, _, function = name.partition(":")
     try: found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise CirkitError(f"filter {name!r} cannot be loaded ({e}); write module:function of something that can be imported") from None
+    except Exception as e:  # a module of the user's can raise anything
+        raise CirkitError(f"filter {name!r} cannot be loaded ({type(e).__name__}: {e}); write module:function of something that can be imported") from None
     if not callable(found): raise CirkitError(f"filter {name!r} is a {type(found).__name__}, not a function; name one that takes (image, reference)")
     return found
 
@@ -35,7 +35,9 @@ def refusal(filters: tuple[str, ...],              # 'module:function', asked in
            ) -> str:                               # the first reason given, or ''
     "Why an image is refused."
     for name in filters:
-        why = load(name)(image, reference)
+        try: why = load(name)(image, reference)
+        except CirkitError: raise
+        except Exception as e: raise CirkitError(f"filter {name!r} failed with {type(e).__name__}: {e}; mend it, then go on with the same command") from e
         if not isinstance(why, str): raise CirkitError(f"filter {name!r} answered {why!r}; it must give a reason, or '' to let the image pass")
         if why: return why
     return ""

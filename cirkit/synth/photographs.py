@@ -85,7 +85,7 @@ def look(folder: Path,
          file: str,                 # below the folder
         ) -> _Seen | Refused:
     "Read one file in full."
-    if not file.isprintable(): return Refused(ascii(file), "bad name", "the name has unprintable characters; rename the file")
+    if not file.isprintable(): return _misnamed(file)
     credit = credits.get(file, Credit())
     if forbids_changes(credit.licence): return Refused(file, "licence", f"{credit.licence} does not allow edited copies")
     try:
@@ -97,6 +97,8 @@ def look(folder: Path,
     except CirkitError as e: return Refused(file, "unreadable", str(e))
     photo = Photo(file, sha256(data).hexdigest(), *img.size, **asdict(credit), masks=found)
     return _Seen(photo, sha256(repr(img.size).encode() + img.tobytes()).hexdigest(), thumbnail(img))
+
+def _misnamed(file): return Refused(ascii(file), "bad name", "the name has unprintable characters; rename the file")
 
 def read_mask(folder: Path, file: str, size: tuple[int, int]) -> Image.Image:  # L, 255 on the object
     "A mask, which must have the size of its upright photograph."
@@ -110,7 +112,8 @@ def scan(folder: Path,
          workers: int | None = None, # threads; None: one for each core
         ) -> tuple[list[Photo], list[Refused]]:  # in order of content; in order of name
     "Look at every file of a folder."
-    folder, (names, masks) = Path(folder), files(folder)
+    folder, (names, every) = Path(folder), files(folder)
+    masks = [m for m in every if m.isprintable()]     # what a mask is called gets into texts
     work = partial(look, folder, least, read_credits(folder), masks)
     seen = list(in_threads(work, names, workers or cores()))
     refused, good = [r for r in seen if isinstance(r, Refused)], sorted((s for s in seen if isinstance(s, _Seen)), key=lambda s: (s.photo.sha256, s.photo.file))
@@ -121,6 +124,7 @@ def scan(folder: Path,
     for k, stays in gone.items():
         how = "the same pixels as" if good[k].pixels == good[stays].pixels else "another copy of"
         refused.append(Refused(good[k].photo.file, "copy", f"{how} {good[stays].photo.file}"))
+    refused += [_misnamed(m) for m in every if not m.isprintable()]
     used = {m for s in good for m in s.photo.masks.values()}
     refused += [Refused(m, "mask", "belongs to no usable photograph; it must be called masks/NAME.png or masks/NAME.WHAT.png") for m in masks if m not in used]
     return [s.photo for k, s in enumerate(good) if k not in gone], sorted(refused, key=lambda r: r.file)

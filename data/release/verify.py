@@ -173,7 +173,7 @@ class Release:
         for name in tars:
             with open(self.path(name), "rb") as raw:
                 try: self.shard(name, raw, by[name])
-                except (tarfile.TarError, EOFError, OverflowError, ValueError) as e: raise Fault(f"{name}: is no sound tar ({e})") from None
+                except (tarfile.TarError, EOFError, OverflowError, ValueError, RecursionError) as e: raise Fault(f"{name}: is no sound tar ({e})") from None
         return f"{len(tars)} shards"
 
     def shard(self, name, raw, rows):
@@ -210,7 +210,7 @@ class Release:
         for check in (lambda: self.files(sums), self.hashes, self.tables, self.labels, self.images, self.shards, self.fingerprint):
             doc = self.files.__doc__ if check.__name__ == "<lambda>" else check.__doc__
             try: found = check()
-            except (AttributeError, TypeError, KeyError, MemoryError) as e: raise Fault(f"{doc.partition(':')[0]}: a file is not of the shape that it should have ({e!r:.100})") from None
+            except (AttributeError, TypeError, KeyError, MemoryError, RecursionError) as e: raise Fault(f"{doc.partition(':')[0]}: a file is not of the shape that it should have ({e!r:.100})") from None
             print(f"ok  {doc} ({found})", flush=True)
 
 
