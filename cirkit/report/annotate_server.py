@@ -40,8 +40,13 @@ def read_body(headers, stream):  # JSON value, or the Reply that refuses
     try: return json.loads(stream.read(int(length)).decode('utf-8'), parse_constant=_constant)
     except (ValueError, RecursionError) as e: return refuse(400, one_line(f"not JSON: {e}"))
 
-def answer(site: Site, headers, target: str, port: int, stream=None) -> Reply:
-    "The reply to a request; `stream` holds the body of a POST."
+def answer(site: Site,   # the study that is served
+           headers,      # of the request, an email.message.Message
+           target: str,  # path of the request, with the token
+           port: int,    # of the server
+           stream=None,  # body of a POST
+          ) -> Reply:
+    "The reply to a request."
     if refused := admitted(headers, port): return refused
     _, token, *rest = target.split('/') if target.startswith('/') else ('', '')
     name = site.who(token)
@@ -53,7 +58,7 @@ def answer(site: Site, headers, target: str, port: int, stream=None) -> Reply:
     return value if isinstance(value, Reply) else site.post(name, path, value)
 
 # %% ../../nbs/report/18e_annotate_server.ipynb #ca88b811c
-def safe_answer(*request) -> Reply:
+def safe_answer(*request) -> Reply:  # request: arguments of `answer`
     "As `answer`; what goes wrong becomes a status."
     try: return answer(*request)
     except RecordError as e: return refuse(500, one_line(e))
@@ -98,13 +103,14 @@ class Server(ThreadingHTTPServer):
     "A site on this machine."
     daemon_threads, request_queue_size = True, 64
 
-    def __init__(self, site: Site, port: int):
+    def __init__(self, site: Site,  # the study that is served
+                 port: int):        # of this machine; 0: any free one
         self.site = site
         try: super().__init__(('127.0.0.1', port), _Handler)
         except (OSError, OverflowError) as e: raise CirkitError(f"port {port} cannot be used ({e}); give another with --port, 0 for any free one") from e
 
     def handle_error(self, request, client_address): pass   # a browser that hangs up is no news
 
-    def address(self, name: str) -> str:
+    def address(self, name: str) -> str:  # with the token
         "Where somebody judges."
         return f'http://127.0.0.1:{self.server_port}/{self.site.tokens[name]}/'
