@@ -35,7 +35,7 @@ def _licences() -> dict:
 # %% ../../nbs/report/19g_release_croissant.ipynb #c07cb4323
 def describe_release(folder: Path,   # the benchmark
                      out: Path,      # the release, with its tables, shards and licences written
-                     shards: list[str],
+                     shards: list[str],  # paths below the release
                      about: dict,    # of `export_croissant.ABOUT`
                     ) -> dict:       # JSON-LD
     "The Croissant description of a release."
