@@ -24,9 +24,8 @@ import click
 def release(folder, out, train, accept, shard, creators, url, date, unpack):
     """Make the publishable set of FOLDER, a benchmark, a RUN or a training set.
 
-    Image shards with an index, Parquet beside the tables, dataset card, Croissant, licences, hashes, a report on leaks and
-    balance, and verify.py, which needs Python alone. cirkit check must be clean; serious findings stop the release, unless
-    their kind is accepted. The same benchmark gives the same bytes.
+    Image shards with an index, Parquet beside the tables, dataset card, Croissant, licences, hashes, a report on leaks and balance, and verify.py, which
+    needs Python alone. cirkit check must be clean; serious findings stop the release, unless their kind is accepted. The same benchmark gives the same bytes.
 
     \b
     Examples:
