@@ -172,6 +172,7 @@ def load_study(path,              # study.json
     except (TypeError, KeyError, AttributeError) as e: raise CirkitError(f"{path}: is damaged ({type(e).__name__}: {e}); bring back the file that was written, or choose another folder") from None
     return study
 
+# %% ../../nbs/report/18_annotate_plan.ipynb #c2c51236c
 def _check_ids(study, bench):
     "Everything that a study names is there; else a KeyError."
     queries, gallery, numbers = {q.id for q in bench.queries}, {c.id for c in bench.gallery}, range(len(study.items))
@@ -182,7 +183,7 @@ def _check_ids(study, bench):
         check_names([name])
         if not all(type(n) is int and n in numbers for n in given): raise KeyError(name)
 
-# %% ../../nbs/report/18_annotate_plan.ipynb #c2c51236c
+# %% ../../nbs/report/18_annotate_plan.ipynb #cc3c123cd
 def open_study(run: Run,
                path,          # study.json; made if it is missing
                annotators=(),  # names; needed for a new study
