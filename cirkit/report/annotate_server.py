@@ -40,6 +40,7 @@ def read_body(headers, stream):  # JSON value, or the Reply that refuses
     try: return json.loads(stream.read(int(length)).decode('utf-8'), parse_constant=_constant)
     except (ValueError, RecursionError) as e: return refuse(400, one_line(f"not JSON: {e}"))
 
+# %% ../../nbs/report/18e_annotate_server.ipynb #ca88b811c
 def answer(site: Site,   # the study that is served
            headers,      # of the request, an email.message.Message
            target: str,  # path of the request, with the token
@@ -57,7 +58,7 @@ def answer(site: Site,   # the study that is served
     value = read_body(headers, stream)
     return value if isinstance(value, Reply) else site.post(name, path, value)
 
-# %% ../../nbs/report/18e_annotate_server.ipynb #ca88b811c
+# %% ../../nbs/report/18e_annotate_server.ipynb #c21a03a86
 def safe_answer(*request) -> Reply:  # request: arguments of `answer`
     "As `answer`; what goes wrong becomes a status."
     try: return answer(*request)
@@ -73,7 +74,7 @@ def _drain(connection):
     for _ in range(64):
         if not connection.recv(1 << 16): break
 
-# %% ../../nbs/report/18e_annotate_server.ipynb #c780b6663
+# %% ../../nbs/report/18e_annotate_server.ipynb #cd7a9a6d9
 class _Handler(BaseHTTPRequestHandler):
     "One connection."
     protocol_version, server_version, sys_version, timeout = 'HTTP/1.1', 'cirkit', '', 60   # seconds
@@ -98,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_): pass
 
-# %% ../../nbs/report/18e_annotate_server.ipynb #ce1ed242b
+# %% ../../nbs/report/18e_annotate_server.ipynb #c0586943b
 class Server(ThreadingHTTPServer):
     "A site on this machine."
     daemon_threads, request_queue_size = True, 64
