@@ -35,8 +35,7 @@ def _asked(command):
 def annotate(run, annotators, folder, port, out, **asked):
     """Have people judge a sample of the triplets of a RUN, in a browser on this machine.
 
-    Each annotator gets an address of their own and judges by EDIR's three error types and CIRCUS's rubric. What the page shows as
-    saved is on the disk. The same command goes on with a study that is there; its options are then not needed.
+    Each annotator gets an address of their own and judges by EDIR's three error types and CIRCUS's rubric. What the page shows as saved is on the disk. The same command goes on with a study that is there; its options are then not needed.
 
     \b
     Examples:
@@ -44,15 +43,19 @@ def annotate(run, annotators, folder, port, out, **asked):
       cirkit annotate runs/small                                 go on
       cirkit annotate runs/small --export judgements.csv
     """
-    from cirkit.profiles import profile
     from cirkit.report.annotate_plan import open_study
-    from cirkit.report.run import Run
-    run = Run(run, profile('smoke'))
+    run = _opened(run)
     folder = folder or run.folder/'annotations'
-    if out: _export(run, folder, out)
-    else: _serve(open_study(run, folder/'study.json', names(annotators), **asked), run.bench, folder, port)
+    if out: return _export(run, folder, out)
+    _serve(open_study(run, folder/'study.json', names(annotators), **asked), run.bench, folder, port)
 
 # %% ../../nbs/report/14i_cli_annotate.ipynb #c3b30c50e
+def _opened(folder):
+    "The run of a folder."
+    from cirkit.profiles import profile
+    from cirkit.report.run import Run
+    return Run(folder, profile('smoke'))
+
 def _export(run, folder, out):
     "Write and print what was judged."
     from cirkit.report.annotate_plan import load_study
