@@ -188,6 +188,17 @@ def test_masks_with_bad_names_are_refused_alone(tmp_path):
     assert why == {r"'masks/bad\udcff.png'": "bad name", r"'masks/a.up\ndown.png'": "bad name"} and photographs.count == 2
 
 
+@pytest.mark.parametrize("text, line", [
+    ("file,licence,license\na.png,CC BY-ND,CC BY", "two columns mean the same"), ("file,author,licence\na.png,Ann, Jr,CC BY", "line 2: has more fields than the header"),
+    ("file,licence\n../out.png,CC BY", "line 2: '../out.png' is no file of the folder"), (f"file,licence\n{'a' * 400},CC BY", "line 2: 'a+' is no file of the folder")])
+def test_a_table_that_could_be_misread_is_refused(tmp_path, text, line):
+    folder = fill(tmp_path / "mine", ["a.png"])
+    (tmp_path / "out.png").touch()
+    (folder / "photographs.csv").write_text(text)
+    with pytest.raises(CirkitError, match=line): listed(folder, tmp_path / "list", least=32)
+    assert not (tmp_path / "list").exists()
+
+
 def test_size_policy(tmp_path):
     with pytest.raises(CirkitError, match="size=80: tiles makes images whose side is a multiple of 32 pixels; take size=64|take size=96"):
         run_stages(Plan(tmp_path, replace(TINY, size=80), replace(fake_backend(), multiple=32)), progress=False)

@@ -40,17 +40,24 @@ def read_credits(folder: Path) -> dict[str, Credit]:  # by file, below the folde
         columns = {c: _COLUMNS[c.strip().lower()] for c in reader.fieldnames or () if c and c.strip().lower() in _COLUMNS}
         if "file" not in columns.values() or len(set(columns.values())) < 2:
             raise CirkitError(f"{path}: the header is {','.join(reader.fieldnames or ())[:80]!r}; it needs file and one of licence, author, url, place")
+        if len(set(columns.values())) < len(columns): raise CirkitError(f"{path}: the header is {','.join(reader.fieldnames)[:80]!r}; two columns mean the same, leave one out")
         for row in reader:
+            if None in row: raise CirkitError(f"{path} line {reader.line_num}: has more fields than the header; put quotes around a text with commas")
             values = {name: (row[c] or "").strip() for c, name in columns.items()}
             file = values.pop("file").replace("\\", "/").removeprefix("./")
             found[file] = _checked(f"{path} line {reader.line_num}", folder, file, values, found)
     except csv.Error as e: raise CirkitError(f"{path} line {reader.line_num}: {e}; mend the row") from None
     return found
 
+def _there(folder, file) -> bool:
+    "Whether the name is that of a file below the folder."
+    try: return bool(file) and ".." not in file.split("/") and (Path(folder) / file).is_file()
+    except OSError: return False  # too long for a name
+
 def _checked(where, folder, file, values, found) -> Credit:
     "The credit of a row."
     if file in found: raise CirkitError(f"{where}: {file!r} occurs twice; join its rows")
-    if not file or not (Path(folder) / file).is_file(): raise CirkitError(f"{where}: {file!r} is no file of the folder; mend the name")
+    if not _there(folder, file): raise CirkitError(f"{where}: {file!r} is no file of the folder; mend the name")
     if (place := values.get("place", "")) not in ("", *PLACES): raise CirkitError(f"{where}: place {place!r} is unknown; write outdoors, indoors or nothing")
     return Credit(**values)
 
