@@ -274,6 +274,7 @@ def network(place: Place,      # of the weights
     if lost: raise CirkitError(f"model {place.name!r}: {len(lost)} weights of {cls.__name__} are missing or of another shape, e.g. {lost[0]}; the files are not whole, or another architecture's")
     return model.eval()
 
+# %% ../../nbs/synth/32_transformers_chat.ipynb #cd9028b16
 @takes(Options)
 def load(model: str,                   # folder, or id on the hub
          folder: Path | None = None,   # of kept replies; None: they are not kept
