@@ -199,6 +199,14 @@ def test_a_table_that_could_be_misread_is_refused(tmp_path, text, line):
     assert not (tmp_path / "list").exists()
 
 
+def test_a_list_of_another_shape_is_made_again(tmp_path):
+    folder = fill(tmp_path / "mine", ["a.png", "b.png"])
+    for text in ("[]", "{}", "3"):
+        (tmp_path / "list").mkdir(exist_ok=True)
+        (tmp_path / "list" / "scan.json").write_text(text)
+        assert listed(folder, tmp_path / "list", least=32).count == 2
+
+
 def test_size_policy(tmp_path):
     with pytest.raises(CirkitError, match="size=80: tiles makes images whose side is a multiple of 32 pixels; take size=64|take size=96"):
         run_stages(Plan(tmp_path, replace(TINY, size=80), replace(fake_backend(), multiple=32)), progress=False)

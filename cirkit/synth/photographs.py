@@ -146,7 +146,7 @@ def listed(folder: Path,
     "The usable photographs of a folder, with the lists written."
     folder, listing = Path(folder).resolve(), Path(listing)
     head, stamp = listing / "scan.json", _stamp(folder, least)
-    if not head.exists() or read_json(head).get("stamp") != stamp:
+    if not (head.exists() and isinstance(said := read_json(head), dict) and said.get("stamp") == stamp):
         photos, refused = scan(folder, least, workers)
         if not photos: raise CirkitError(f"{folder}: none of {len(refused)} files is a usable photograph" + (f", the first is {refused[0].file}: {refused[0].detail}" if refused else "; put photographs there"))
         write_jsonl(listing / "photographs.jsonl", map(asdict, photos))
