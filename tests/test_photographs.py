@@ -207,6 +207,17 @@ def test_a_list_of_another_shape_is_made_again(tmp_path):
         assert listed(folder, tmp_path / "list", least=32).count == 2
 
 
+def test_too_few_photographs_are_told_so(tmp_path, monkeypatch):
+    from cirkit.synth import photo_run
+    def short(*_): raise photo_run.assemble._short(TINY, "weather queries", "0 of 1 found", "per_simple")
+    for name, told in (("run_stages", None), ("numbers", (("color",), {}))): monkeypatch.setattr(photo_run, name, lambda *_, told=told: told)
+    monkeypatch.setattr(photo_run.assemble, "survey", lambda plan: ({}, []))
+    monkeypatch.setattr(photo_run.assemble, "assemble", short)
+    backend = replace(fake_backend(), seeds=type("Six", (), {"count": 6})())
+    with pytest.raises(CirkitError, match="0 of 1 found; 6 photographs are too few, give more of them") as e: photo_run.build_all(backend, tmp_path)
+    assert "raise seeds" not in str(e.value)
+
+
 def test_size_policy(tmp_path):
     with pytest.raises(CirkitError, match="size=80: tiles makes images whose side is a multiple of 32 pixels; take size=64|take size=96"):
         run_stages(Plan(tmp_path, replace(TINY, size=80), replace(fake_backend(), multiple=32)), progress=False)

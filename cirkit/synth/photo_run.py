@@ -57,7 +57,11 @@ def build_all(backend: Backend,            # whose seeds have a `count`
     if (target / "benchmark.json").exists(): return Benchmark.load(target)
     found, images = assemble.survey(plan)
     able, many = numbers({s: t for s, t in found.items() if s in (*backend.subcategories, "complex")}, len(images))
-    return assemble.assemble(replace(plan, profile=replace(sizes, **many), backend=replace(backend, subcategories=able)), target)
+    try: return assemble.assemble(replace(plan, profile=replace(sizes, **many), backend=replace(backend, subcategories=able)), target)
+    except CirkitError as e:
+        what, short, _ = str(e).partition("; raise seeds")   # which are the photographs that there are
+        if short: raise CirkitError(f"{what}; {sizes.seeds} photographs are too few, give more of them, or masks of their objects") from None
+        raise
 
 # %% ../../nbs/synth/24_photo_run.ipynb #c790a26df
 def build_photographs(folder: Path,                # of photographs
