@@ -114,15 +114,14 @@ class LocalEditor(Remade):
     local = True       # weights are in this process: more processes would each load their own
     alone = False      # whether the pipeline takes one image a call
 
-    def __init__(self, options: Options,
-                 place: Place, pipe,          # of the weights; of diffusers
+    def __init__(self, options: Options, place: Place, pipe,  # the pipeline, of diffusers
                  folder: Path | None = None,  # for images on the way; None: they are not kept
                  detector=None):              # with `boxes`; for inpainting
         self.options, self.place, self.pipe, self.detector, self.kept = options, place, pipe, detector, Kept(folder)
         self.numbers = numbers(options, type(pipe).__name__)
         self.size = 1 if options.reproducible or self.alone else options.batch  # images a call
 
-    def passes(self, job: EditJob) -> list[Pass] | Aside: raise NotImplementedError  # why none
+    def passes(self, job: EditJob) -> list[Pass] | Aside: raise NotImplementedError
     def paint(self, images: list[Image.Image], passes: list[Pass], generators: list[torch.Generator]): raise NotImplementedError  # the pipeline's output
 
     @property
