@@ -65,6 +65,7 @@ def _export(run, folder, out):
     for line in summary(found): click.echo(line)
     click.echo(f'{out} written')
 
+# %% ../../nbs/report/14i_cli_annotate.ipynb #c5e279f9b
 def _serve(study, bench, folder, port):
     "Serve until the command is stopped."
     from cirkit.report.annotate_server import Server
