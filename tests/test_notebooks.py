@@ -51,3 +51,9 @@ def test_links_lead_somewhere():
     assert len(links) > 30
     missing = [f"{path.relative_to(ROOT)}: {link}" for path, link in links if link and not (path.parent/link).exists()]
     assert not missing, missing
+
+def test_expected_failures_are_run():
+    "`expect_fail` is a context manager: called on a line of its own it checks nothing."
+    bare = [f"{ident(path)}: {line.strip()}" for path in NOTEBOOKS for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"
+            for line in c.source.splitlines() if "expect_fail(" in line and not re.search(r"\b(with\b.*|, )expect_fail\(", line)]
+    assert not bare, bare
