@@ -155,7 +155,8 @@ def test_photographs_edited_in_threads_are_the_same(tmp_path, monkeypatch):
     assert contents(tmp_path/"one") == contents(tmp_path/"many")
 
 
-@pytest.mark.parametrize("failure, line", [(KeyboardInterrupt, None), (CirkitError, "status 401, reply begins: no such key")])
+@pytest.mark.parametrize("failure, line", [pytest.param(KeyboardInterrupt, None, marks=pytest.mark.slow),   # a signal to the main thread: in a process of its own
+                                           (CirkitError, "status 401, reply begins: no such key")])
 def test_what_ends_one_block_ends_all(stub, tmp_path, failure, line):
     "An interrupt, which the main thread alone gets, or an error in one block, while the others wait for a server that asks for minutes."
     once = threading.Lock()
