@@ -22,7 +22,7 @@ reproduce: install
 
 test: install
 	$(BIN)/nbdev_test --n_workers 2 --skip_folder_re '^(papers|[_.])'
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest
 
 lab: install
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 nbs
