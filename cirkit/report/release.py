@@ -55,19 +55,28 @@ def _checked(folder: Path, workers: int) -> Finding:
     return finding('duplicates', 'copies are listed by cirkit check', [str(f) for f in faults], True)
 
 # %% ../../nbs/report/19i_release.ipynb #cbdd246a2
+def _absent(out: Path):
+    if os.path.lexists(out): raise CirkitError(f"{out}: is there already; give a folder that does not exist")
+
+@contextlib.contextmanager
+def _beside(out: Path, ending: str):
+    "A hidden name beside `out`; what is there at the end is removed."
+    temp = out.with_name(f'.{out.name[-100:]}.{ending}')
+    try:
+        shutil.rmtree(temp, ignore_errors=True)
+        yield temp
+    except OSError as e: raise CirkitError(f"{out}: cannot be written ({e}); check the folder and the space left") from e
+    finally: shutil.rmtree(temp, ignore_errors=True)
+
 def publish(out: Path,                      # must not exist
             build: Callable[[Path], None],  # fills a folder
            ):                               # nothing; `out` is there, whole
     "Make a folder in one step."
-    if os.path.lexists(out): raise CirkitError(f"{out}: is there already; give a folder that does not exist")
-    temp = out.with_name(f'.{out.name[-100:]}.partial')
-    try:
-        shutil.rmtree(temp, ignore_errors=True)
+    _absent(out)
+    with _beside(out, 'partial') as temp:
         temp.mkdir(parents=True)
         build(temp)
         os.rename(temp, out)
-    except OSError as e: raise CirkitError(f"{out}: cannot be written ({e}); check the folder and the space left") from e
-    finally: shutil.rmtree(temp, ignore_errors=True)
 
 # %% ../../nbs/report/19i_release.ipynb #c306424ae
 VERIFIER = 'verify.py'
@@ -145,19 +154,15 @@ class Released:
 @contextlib.contextmanager
 def _prepared(folder: Path, out: Path):
     "The folder to release; of a training set, one beside `out` for the time being."
-    if os.path.lexists(out): raise CirkitError(f"{out}: is there already; give a folder that does not exist")
+    _absent(out)
     source = folder if is_triplets(folder) else _source(folder)
     if out.is_relative_to(source.resolve()): raise CirkitError(f"{out}: lies in the set itself; give a folder outside it")
     if not is_triplets(folder):
         yield source
         return
-    temp = out.with_name(f'.{out.name[-100:]}.source')
-    try:
-        shutil.rmtree(temp, ignore_errors=True)
+    with _beside(out, 'source') as temp:
         as_benchmark(folder, temp)
         yield temp
-    except OSError as e: raise CirkitError(f"{out}: cannot be written ({e}); check the folder and the space left") from e
-    finally: shutil.rmtree(temp, ignore_errors=True)
 
 # %% ../../nbs/report/19i_release.ipynb #c1a39ee82
 def release(folder,                # a benchmark's folder, a RUN, or a training set's folder

@@ -112,14 +112,14 @@ class LocalEditor(Remade):
     "An editor in this process."
     multiple = 32      # pixels, of which sides are made
     local = True       # weights are in this process: more processes would each load their own
-    alone = False      # whether the pipeline takes one image a call
+    single = False     # whether the pipeline takes one image a call
 
     def __init__(self, options: Options, place: Place, pipe,  # the pipeline, of diffusers
                  folder: Path | None = None,  # for images on the way; None: they are not kept
                  detector=None):              # with `boxes`; for inpainting
         self.options, self.place, self.pipe, self.detector, self.kept = options, place, pipe, detector, Kept(folder)
         self.numbers = numbers(options, type(pipe).__name__)
-        self.size = 1 if options.reproducible or self.alone else options.batch  # images a call
+        self.size = 1 if options.reproducible or self.single else options.batch  # images a call
 
     def passes(self, job: EditJob) -> list[Pass] | Aside: raise NotImplementedError
     def paint(self, images: list[Image.Image], passes: list[Pass], generators: list[torch.Generator]): raise NotImplementedError  # the pipeline's output
@@ -163,7 +163,7 @@ def _make(self, jobs: list[EditJob]) -> list[np.ndarray | Aside]:
     "Images of some jobs, made together."
     plans, generators = [self.passes(j) for j in jobs], [torch.Generator().manual_seed(j.seed % 2**63) for j in jobs]
     now = [p if isinstance(p, Aside) else j.reference.image for p, j in zip(plans, jobs)]
-    for n in range(max(len(p) for p in plans if not isinstance(p, Aside)) if any(plans) else 0):
+    for n in range(max((len(p) for p in plans if not isinstance(p, Aside)), default=0)):
         left = [k for k, image in enumerate(now) if not isinstance(image, Aside) and n < len(plans[k])]
         if not left: break
         with torch.inference_mode(): out = self.paint([Image.fromarray(now[k]) for k in left], [plans[k][n] for k in left], [generators[k] for k in left])
@@ -184,7 +184,7 @@ def sides(size: int):  # pixels
 
 class QwenEditor(LocalEditor):
     "Qwen-Image-Edit-2509 and later."
-    alone = True
+    single = True
     def passes(self, job): return [Pass(wording("edit", changes=[p.instruction for p in job.proposals]))]
     def paint(self, images, passes, generators):
         (image,), side = images, images[0].width
