@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
@@ -183,11 +184,22 @@ class Client:
         self._going, self._mine = set(), threading.local()  # an event for each `each` under way; in its threads, that one
 
 # %% ../nbs/core/09_http.ipynb #ce1a753be
+def _go_on(self) -> bool:  # True, or an error
+    "Refuse to go on where the thread's `each` is being stopped."
+    if getattr(self._mine, "stop", None) and self._mine.stop.is_set(): raise Stopped("stopped, another request of this run failed")
+    return True
+
 def _wait(self, seconds: float):
     "Sleep, unless the run is being stopped."
-    end, stop = self.clock() + seconds, getattr(self._mine, "stop", threading.Event())
-    while (left := end - self.clock()) > 1e-6 and not stop.is_set(): self.sleep(min(left, 1.))
-    if stop.is_set(): raise Stopped("stopped, another request of this run failed")
+    end = self.clock() + seconds
+    while self._go_on() and (left := end - self.clock()) > 1e-6: self.sleep(min(left, 1.))
+
+@contextmanager
+def _held(self, lock):   # of threading, or a semaphore
+    "Hold a lock; whoever waits for it gives up when the run is being stopped, as the one who holds it may wait for minutes."
+    while self._go_on() and not lock.acquire(timeout=.2): pass
+    try: yield
+    finally: lock.release()
 
 def _rest(self, attempt: int, asked: float):
     "Wait between two tries."
@@ -195,7 +207,7 @@ def _rest(self, attempt: int, asked: float):
     if asked: self._pace.hold(asked)
     self._wait(asked + self.backoff * 2**min(attempt, 4) * part)
 
-Client._wait, Client._rest = _wait, _rest
+Client._go_on, Client._wait, Client.held, Client._rest = _go_on, _wait, _held, _rest
 
 # %% ../nbs/core/09_http.ipynb #ca78c020f
 def _attempt(self, url: str, data: bytes, units: int, count: Callable[[dict], int | None]) -> dict:
@@ -259,7 +271,7 @@ def _post(self,
          ) -> dict:                # the reply
     "Post, again if need be."
     url, data = self.base + path, json.dumps(body).encode()
-    with self._slots:
+    with self.held(self._slots):
         try: return self._persist(url, data, units, count)
         except HttpError as e: raise type(e)(f"{url}: {e}", e.status, e.down) from None
 

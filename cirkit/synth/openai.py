@@ -209,7 +209,7 @@ def _alone(self, key: str):
     "Whoever asks the same at the same time waits, and finds the reply."
     with self._lock: lock = self._under_way.setdefault(key, threading.Lock())
     try:
-        with lock: yield
+        with self.client.held(lock): yield
     finally:
         with self._lock: self._under_way.pop(key, None)
 
