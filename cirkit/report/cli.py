@@ -19,6 +19,7 @@ from .cli_release import release
 from .cli_run import embed, reproduce, synth
 from .cli_score import check, evaluate, score, submit
 from .cli_store import store
+from .cli_train import train
 
 # %% ../../nbs/report/14z_cli.ipynb #ce8d9363b
 @click.group(cls=Commands, context_settings={'help_option_names': ['-h', '--help'], 'max_content_width': 110})
@@ -36,8 +37,11 @@ def cli():
       cirkit explore RUN --out page.html                     every query with what each model found
       cirkit annotate RUN --annotators ann,ben               people judge a sample of the triplets
       cirkit release RUN --out DIR                           a folder to publish, with a verifier for strangers
+      cirkit train --recipe edir-mllm --data DIR --out DIR   a paper's recipe on your own triplets
     """
 
-for command in (reproduce, synth, embed, check, evaluate, score, compare, explore, annotate, submit, export, release, models, store): cli.add_command(command)
+for command in (reproduce, synth, embed, check, evaluate, score, compare, explore, annotate, submit, export, release, train, models, store): cli.add_command(command)
 
 def main(): cli()
+
+if __name__ == '__main__' and globals().get('__package__'): main()   # python -m cirkit.report.cli; a notebook is in no package
