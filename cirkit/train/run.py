@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
+from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
 from ..errors import CirkitError
@@ -80,7 +80,7 @@ def trainee(c: Config,
     revision = None if folder else cached(c.model)
     with torch.random.fork_rng():
         torch.manual_seed(c.settings.seed)
-        return load_trainee(c, folder, revision, str(PartialState().device))
+        return load_trainee(c, folder, revision, str(Accelerator().device))
 
 # %% ../../nbs/train/15_run.ipynb #c96e23a1a
 def refuse_out(out: Path, c: Config,
@@ -106,6 +106,7 @@ def train(recipe: str,                  # of `runnable`, or a recipe's file
           progress: bool = False,       # draw a bar, in the first process
          ) -> dict:                     # what record.json holds
     "Train a recipe's adapter on a folder of triplets; a stopped run goes on."
+    accelerator = Accelerator()     # processes meet, and know whether they compute on CPUs
     rank, processes = place()
     if rank: say = lambda line: None
     c, some = chosen(recipe, steps), triplets_for(data, checks, say)
@@ -114,7 +115,7 @@ def train(recipe: str,                  # of `runnable`, or a recipe's file
     refuse_out(out, c, record["data"])
     m = trainee(c, model)
     say(f"{c.name}: {len(some):,} triplets, {c.settings.steps:,} steps of {c.settings.batch}, {processes} process{'es' if processes > 1 else ''} on {m.embedder[0].device}")
-    PartialState().wait_for_everyone()
+    accelerator.wait_for_everyone()
     if rank == 0 and not (Path(out)/"record.json").is_file(): write_json(Path(out)/"record.json", record)
     return _fitted(c, some, m, Path(out), record, progress)
 
