@@ -11,13 +11,15 @@ import os
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 
 from .losses import info_nce
 
 # %% ../../nbs/train/01a_gather.ipynb #c96c54923
 def place() -> tuple[int, int]:  # rank, number of processes
     "Which of how many processes this is; those that `accelerate launch` began find each other first."
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized(): PartialState()
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized():
+        PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))   # as Accelerator does it
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
 
 class _Gather(torch.autograd.Function):

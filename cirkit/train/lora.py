@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..errors import CirkitError
+from .checkpoint import trained_state
 from .configs import Lora
 from .gather import place
 
@@ -41,5 +42,6 @@ def with_lora(model: nn.Module,       # frozen by this
     return get_peft_model(model, made)
 
 def save_adapter(model, folder: Path):
-    "Write adapters for `embed.mllm.load(..., adapter=folder)`; the first process does it."
-    if place()[0] == 0: model.save_pretrained(str(folder), save_embedding_layers=False)
+    "Write adapters for `embed.mllm.load(..., adapter=folder)`: every process gives its part, the first one writes."
+    state = trained_state(model)
+    if place()[0] == 0: model.save_pretrained(str(folder), state_dict=state, save_embedding_layers=False)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, parse_flag_from_env
 
 from ..errors import CirkitError
 from ..fingerprint import environment, files_digest
@@ -80,7 +80,7 @@ def trainee(c: Config,
     revision = None if folder else cached(c.model)
     with torch.random.fork_rng():
         torch.manual_seed(c.settings.seed)
-        return load_trainee(c, folder, revision, str(Accelerator().device))
+        return load_trainee(c, folder, revision, str(PartialState().device))
 
 # %% ../../nbs/train/15_run.ipynb #c96e23a1a
 def refuse_out(out: Path, c: Config,
@@ -106,7 +106,7 @@ def train(recipe: str,                  # of `runnable`, or a recipe's file
           progress: bool = False,       # draw a bar, in the first process
          ) -> dict:                     # what record.json holds
     "Train a recipe's adapter on a folder of triplets; a stopped run goes on."
-    accelerator = Accelerator()     # processes meet, and know whether they compute on CPUs
+    meeting = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))   # not Accelerator, of which only the first in a program knows FSDP
     rank, processes = place()
     if rank: say = lambda line: None
     c, some = chosen(recipe, steps), triplets_for(data, checks, say)
@@ -115,7 +115,7 @@ def train(recipe: str,                  # of `runnable`, or a recipe's file
     refuse_out(out, c, record["data"])
     m = trainee(c, model)
     say(f"{c.name}: {len(some):,} triplets, {c.settings.steps:,} steps of {c.settings.batch}, {processes} process{'es' if processes > 1 else ''} on {m.embedder[0].device}")
-    accelerator.wait_for_everyone()
+    meeting.wait_for_everyone()
     if rank == 0 and not (Path(out)/"record.json").is_file(): write_json(Path(out)/"record.json", record)
     return _fitted(c, some, m, Path(out), record, progress)
 

@@ -15,13 +15,13 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.utils import send_to_device
 from torch import nn
 from tqdm import tqdm
 
 from ..errors import CirkitError
-from .checkpoint import checkpoint, restore
+from .checkpoint import checkpoint, restore, whole_tensor
 from .gather import place
 from .history import History
 from .settings import Settings, optimisers, schedule, set_rates
@@ -71,7 +71,7 @@ class Run:
     def __init__(self, model, loss_fn, s, folder, slow, config):
         self.model, self.s, self.accelerator = model, s, Accelerator(device_placement=False)   # the model stays where it is
         self.opts = optimisers(model, s, slow)
-        self.step = self.accelerator.prepare(Step(model, loss_fn, s.bf16))
+        self.step = _shared(self.accelerator, Step(model, loss_fn, s.bf16), self.opts)
         settings = {k: v for k, v in dataclasses.asdict(s).items() if k != "save_every"}
         self.made = {"settings": settings, "slow": slow or {}, "processes": place()[1], "config": config or {}}
         self.file = Path(folder)/"checkpoint.pt" if folder else None
@@ -91,12 +91,18 @@ class Run:
         self.history.save()
         checkpoint(self.file, self.model, self.opts, done, self.seconds, self.made)
 
+def _shared(accelerator, step, opts):
+    "A step as processes share it."
+    if accelerator.is_fsdp2: return accelerator.prepare(step, *opts)[0]
+    if accelerator.distributed_type == DistributedType.FSDP: raise CirkitError("FSDP's first version would leave the optimisers behind; begin with accelerate launch --use_fsdp --fsdp_version 2")
+    return accelerator.prepare(step)
+
 # %% ../../nbs/train/04_trainer.ipynb #c01726fc4
 def one_step(run: Run, number: int, batch) -> dict:  # its row in the history
     "Gradients, checks, and the change of the weights."
     set_rates(run.opts, schedule(number, run.s.steps, run.s.warmup))
     loss, told = backward(run.accelerator, run.step, batch)
-    norm = nn.utils.clip_grad_norm_([p for p in run.model.parameters() if p.grad is not None], run.s.clip)
+    norm = whole_tensor(nn.utils.clip_grad_norm_([p for p in run.model.parameters() if p.grad is not None], run.s.clip))
     own, norm = loss.item(), norm.item()
     refuse_nan(own, norm, number, batch)
     for o in run.opts: o.step(); o.zero_grad(set_to_none=True)
