@@ -22,7 +22,7 @@ NEEDS = {                            # paper -> item -> the last stage that it n
              'figure3': 'others', 'figure4': 'others', 'claims': 'others', '*': 'rank'},
     'circus': {'recall': 'others', 'gap': 'others', 'pool': 'others', 'audit': 'others'}}
 LONG = 'long'                        # the group that trains; never part of 'all'
-TRAINS = {'edir': ('training',), 'vismin': ('finetuning',)} # paper -> its items that train as well: they are made with `long`, not with 'all'
+TRAINS = {'edir': ('training', 'scaling'), 'vismin': ('finetuning',)} # paper -> its items that train as well: they are made with `long`, not with 'all'
 DATA = {'circus': 'circus'}          # paper -> the folder of `data/` that it reads and a wheel has not: its licence differs
 BENCHMARK = tuple(f'benchmark/{n}' for n in ('benchmark.json', 'queries.jsonl', 'corpus.jsonl', 'instances.jsonl'))
 INDEX = 'ranks/index.json'           # the models of a run with the files of their rank tables

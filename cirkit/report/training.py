@@ -23,13 +23,13 @@ from .run import Run
 from .trained import NAME, ranks_in
 from ..synth.pipeline import build
 from ..taxonomy import LABELS, SUBCATEGORIES
-from ..train.composed import load_editor, world_tower
 from ..train.composed_fit import Recipe, train_editor
 from ..train.triplets import SIZES, build_triplets, check_apart
+from ..train.world_edir import load_editor
 
 # %% ../../nbs/report/20a_training.ipynb #c7d1fe20d
-RECIPES = {"smoke": (Recipe(4, sources=6, place_part=32), (0,), dict(dim=160, hidden=32, widths=[8, 8, 8])),
-           "small": (Recipe(400), (0, 1, 2), {}), "paper": (Recipe(2500, sources=128), (0, 1, 2), {})}   # recipe, seeds, sizes of the network
+RECIPES = {"smoke": (Recipe(4, sources=6, place_part=32), (0,), dict(dim=160, hidden=32, widths=[8, 8, 8, 8])),
+           "small": (Recipe(490), (0, 1, 2), {}), "paper": (Recipe(2500, sources=128), (0, 1, 2), {})}   # recipe, seeds, sizes of the network
 
 def train_all(work: Path,               # RUN
               profile: str,             # of the run: smoke, small or paper
@@ -40,8 +40,8 @@ def train_all(work: Path,               # RUN
     work, (recipe, seeds, sizes) = Path(work), RECIPES[profile]
     some = build_triplets(work/"training", SIZES[profile], named(profile), workers=workers, progress=progress)
     for folder in (work/"benchmark", study(work, profile, workers, progress).folder): check_apart(some, Benchmark.load(folder))
-    tower, wanted = world_tower(), [s for s in SUBCATEGORIES if some.counts[s]] if profile == "smoke" else SUBCATEGORIES
-    return {f"{NAME}-s{seed}": train_editor(some, tower, replace(recipe, seed=seed), work/"trained"/f"{NAME}-s{seed}", wanted, progress, **sizes) for seed in seeds}
+    wanted = [s for s in SUBCATEGORIES if some.counts[s]] if profile == "smoke" else SUBCATEGORIES
+    return {f"{NAME}-s{seed}": train_editor(some, replace(recipe, seed=seed), work/"trained"/f"{NAME}-s{seed}", wanted, progress, **sizes) for seed in seeds}
 
 def study(work: Path, profile: str, workers: int = 1, progress: bool = False) -> Benchmark:
     "The held-out benchmark of the training study, drawn if it is not there."
@@ -51,8 +51,7 @@ def study(work: Path, profile: str, workers: int = 1, progress: bool = False) ->
 def trained_models(work: Path) -> list:  # Embedders, by name; [] if nothing was trained
     "The models that a run has trained."
     folders = sorted(p.parent for p in Path(work).glob(f"trained/{NAME}-*/record.json"))
-    tower = world_tower() if folders else None
-    return [load_editor(f, tower) for f in folders]
+    return [load_editor(f) for f in folders]
 
 def rank_trained(work: Path,          # RUN
                  before: str,         # a zero-shot model, to be ranked on the held-out benchmark as well

@@ -55,7 +55,7 @@ class SetSize:
 
 SIZES = {
     "smoke": SetSize(64, 12, dict(seeds=160, per_simple=2, complex=2, set_images=124, distractors=150)),
-    "small": SetSize(9984, 15_000, dict(seeds=3600, per_simple=100, complex=100, set_images=6600, distractors=1400)),
+    "small": SetSize(49_984, 15_000, dict(seeds=3600, per_simple=100, complex=100, set_images=6600, distractors=1400)),
     "paper": SetSize(500_000, 15_000, dict(seeds=8000, per_simple=100, complex=100, set_images=8600, distractors=20_000))}
 
 # %% ../../nbs/train/20_triplets.ipynb #c646063ec
