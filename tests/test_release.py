@@ -236,7 +236,7 @@ def hostile(folder):
 
 def test_hostile_texts_stay_texts(tmp_path):
     bench = hostile(tmp_path/"set")
-    made = release(bench.folder, tmp_path/"out", about={"creators": [TEXTS[0]], "url": TEXTS[1]})
+    made = release(bench.folder, tmp_path/"out", about={"creators": [TEXTS[0]], "url": "https://example.org/" + TEXTS[1]})
     assert unpack(made.folder, tmp_path/"back").fingerprint == bench.fingerprint and check_folder(tmp_path/"back") == []
     page = (made.folder/"README.md").read_text("utf-8")
     _, head, body = page.split("---\n", 2)

@@ -167,6 +167,7 @@ def _about(bench: Benchmark, given: dict) -> dict:
     texts = [v for k, v in about.items() if k != 'creators'] + list(about['creators'])
     odd = [v for v in texts if not isinstance(v, str)]
     if odd: raise CirkitError(f"{bench.name}: {short(odd[0])} is no text; creators are a list of names, the rest are strings")
+    if about['url'] and not re.match(r'https?://\w', about['url']): raise CirkitError(f"{bench.name}: url {short(about['url'])} is no web address; give one that begins with https://")
     if not about['creators'] and bench.meta.get('backend') == 'world': about['creators'] = ['The cirkit authors']
     return about | {'licence': about['licence'] or licence(bench), 'date': _date(about['date'], bench)}
 
