@@ -70,8 +70,8 @@ def resident():
 def test_memory_is_flat(tmp_path):
     seen = []
     def watched(m, b): seen.append(resident()); return loss(m, b)
-    fit(net(), watched, Stream(plan(40, 8, 200, 0), train_runs.batch), dataclasses.replace(settings(), steps=200, save_every=20), tmp_path)
-    assert max(seen[150:]) - max(seen[40:80]) < 4e6
+    fit(net(), watched, Stream(plan(40, 8, 400, 0), train_runs.batch), dataclasses.replace(settings(), steps=400, save_every=20), tmp_path)
+    assert max(seen[350:]) - max(seen[40:80]) < 310*36e3   # a step may leave its row of the history, not its tensors; pools grow by megabytes at once
 
 
 def test_nan_names_the_items_and_leaves_weights_and_checkpoint(tmp_path):
