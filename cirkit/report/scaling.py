@@ -121,5 +121,5 @@ def draw_scaling(curve: pd.DataFrame,   # from `learning_curve`
         value, low, high = (100*table[c] for c in (key, f"{key}_low", f"{key}_high"))
         right.errorbar(value, at + shift, xerr=[value - low, high - value], fmt="o", ms=3.5, lw=.8, color=colour, label=label)
     right.set_yticks(at, table.category); right.set_ylim(len(table) - .4, -.6); right.axvline(0, color="#999999", lw=.5)
-    right.set(xlabel="gain in R@1 (points), 95 % interval"); right.legend(loc="best", fontsize=6)
+    right.set(xlabel="gain in R@1 (points), 95 % interval"); right.legend(loc="lower center", bbox_to_anchor=(.5, 1), ncols=2, fontsize=6)
     return fig
