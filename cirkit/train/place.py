@@ -20,7 +20,7 @@ PATTERNS = 2*CELLS**2
 def patterns(images: np.ndarray,   # (n, 128, 128, 3) uint8
             ) -> np.ndarray:       # (n, PATTERNS) float32
     "Contrast and edges on a grid, each relative to its surroundings."
-    x = F.avg_pool2d(torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()/255, 2)
+    x = F.avg_pool2d(torch.tensor(images).permute(0, 3, 1, 2).float()/255, 2)
     y = (x*torch.tensor(LIGHT).view(1, 3, 1, 1)).sum(1, keepdim=True)
     def around(z): return F.avg_pool2d(z, WINDOW, 1, WINDOW//2, count_include_pad=False)
     mean = around(y)
