@@ -1,8 +1,12 @@
-"""Runs for `test_trainer` and `test_ddp`, as a program of their own: one is killed, the other runs in two processes.
+"""Runs for `test_trainer` and `test_ddp`, as a program of their own: one is killed, one runs in two processes, one says what it holds.
 
     python tests/train_runs.py resume FOLDER SECONDS_A_STEP
+    python tests/train_runs.py memory FOLDER
     ACCELERATE_USE_CPU=1 accelerate launch --multi_gpu --num_processes 2 tests/train_runs.py two FOLDER
 """
+import dataclasses
+import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -74,7 +78,19 @@ def resume(folder, seconds):
     fit(net(.2), slow, stream(), settings(), folder)
 
 
+def resident():
+    with open("/proc/self/statm") as f: return int(f.read().split()[1])*os.sysconf("SC_PAGE_SIZE")
+
+def memory(folder):
+    "Print what the process holds at each of 200 steps, bytes."
+    seen = []
+    def watched(m, b): seen.append(resident()); return loss(m, b)
+    fit(net(), watched, Stream(plan(N, 8, 200, 0), batch), dataclasses.replace(settings(), steps=200, save_every=20), folder)
+    print(json.dumps(seen))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if sys.argv[1] == "two": two(Path(sys.argv[2]))
+    elif sys.argv[1] == "memory": memory(Path(sys.argv[2]))
     else: resume(Path(sys.argv[2]), float(sys.argv[3]))
