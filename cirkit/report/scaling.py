@@ -14,16 +14,14 @@ import numpy as np
 import pandas as pd
 
 from ..errors import CirkitError
-from ..profiles import profile as named
-from ..records import Benchmark
 from .evaluate import rank_models
 from .figures import PAGE, PALETTE, new_figure
 from .trained import before_after, ranks_in
-from .training import RECIPES, study
+from .training import RECIPES, training_set
 from ..stats import bootstrap, paired_bootstrap
 from ..taxonomy import CATEGORIES, CATEGORY_OF, SUBCATEGORIES
 from ..train.composed_fit import share_of, train_editor, without
-from ..train.triplets import SIZES, TripletSet, build_triplets, check_apart
+from ..train.triplets import TripletSet
 from ..train.world_edir import load_editor
 
 # %% ../../nbs/report/20b_scaling.ipynb #c73d22c04
@@ -49,10 +47,8 @@ def train_parts(work: Path,               # RUN; its triplets and its held-out b
                ) -> dict:                 # name of the part -> the model's record
     "Train a model on each part; what is there already is kept."
     work, (recipe, _, sizes) = Path(work), RECIPES[profile]
-    some = build_triplets(work/"training", SIZES[profile], named(profile), workers=workers, progress=progress)
-    check_apart(some, Benchmark.load(study(work, profile, workers, progress).folder))
     recipe, found = replace(recipe, steps=STEPS[profile]), {}
-    for name, part in parts_of(some).items():
+    for name, part in parts_of(training_set(work, profile, workers, progress)).items():
         wanted = [s for s in SUBCATEGORIES if part.counts[s]]
         found[name] = train_editor(part, recipe, work/"scaling"/folder_of(name), wanted, progress, **sizes)
     return found

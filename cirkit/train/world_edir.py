@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from ..embed.catalogue import weights_hash, write_record, zoo_dir
-from ..embed.dual import load_dual, token_ids
+from ..embed.dual import load_dual, load_weights, token_ids
 from ..embed.images import RESIZE, batches
 from ..embed.protocol import ABSENT, Embedder
 from ..errors import CirkitError
@@ -108,8 +108,6 @@ def load_editor(folder: Path,
     for name in ("config.json", "tokenizer.json"):
         if not (folder/name).is_file(): raise CirkitError(f"{folder/name}: missing; train the model again or restore the file")
     weights = weights_hash(folder)
-    try:
-        net = Editor(**read_json(folder/"config.json"))
-        net.load_state_dict(load_file(folder/"model.safetensors"))
-    except (RuntimeError, TypeError) as e: raise CirkitError(f"{folder}: weights do not fit config.json ({str(e).splitlines()[-1].strip()})") from None
-    return WorldEdir(id or folder.name, net, Tokenizer.from_file(str(folder/"tokenizer.json")), weights)
+    try: net = Editor(**read_json(folder/"config.json"))
+    except TypeError as e: raise CirkitError(f"{folder}: weights do not fit config.json ({e})") from None
+    return WorldEdir(id or folder.name, load_weights(folder, net), Tokenizer.from_file(str(folder/"tokenizer.json")), weights)
