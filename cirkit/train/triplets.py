@@ -83,9 +83,9 @@ def proven(plan: Plan,
 # %% ../../nbs/train/20_triplets.ipynb #c9b1f04e3
 def balanced(rows: list[dict],
              most: int,         # of each subcategory
-             seed: int = 0,
+             seed: int = 0,     # of the choice
             ) -> list[dict]:    # in the order of `rows`
-    "At most so many rows of each subcategory."
+    "At most `most` rows of each subcategory."
     by = defaultdict(list)
     for r in sorted(rows, key=lambda r: digest((seed, r["id"]))): by[r["subcategory"]].append(r["id"])
     chosen = {i for ids in by.values() for i in ids[:most]}
@@ -186,7 +186,7 @@ def read_triplets(folder: Path) -> TripletSet:
 
 # %% ../../nbs/train/20_triplets.ipynb #c0cfbb0af
 def check_categories(some: TripletSet,
-                     wanted=SUBCATEGORIES,  # those that the run is about
+                     wanted=SUBCATEGORIES,  # names of those that the run must learn
                     ):
     "Refuse a set in which a wanted subcategory has no triplet."
     empty = [s for s in wanted if not some.counts[s]]
@@ -206,7 +206,7 @@ def check_apart(some: TripletSet,
     for source, sha in read_json(path).items():
         if sha in theirs: raise CirkitError(f"{path}: the seed image of {source!r} is the reference of query {theirs[sha]!r}; train on another split")
 
-# %% ../../nbs/train/20_triplets.ipynb #c59366786
+# %% ../../nbs/train/20_triplets.ipynb #c4debd514
 def pixels(some: TripletSet,
            side: int | None = None,  # pixels; None: as the set was made
           ) -> np.ndarray:           # (n, side, side, 3) uint8, memory-mapped, in the order of `some.images`
@@ -220,10 +220,10 @@ def pixels(some: TripletSet,
             out.flush()
     return np.load(path, mmap_mode="r")
 
-# %% ../../nbs/train/20_triplets.ipynb #c93a2c5d6
+# %% ../../nbs/train/20_triplets.ipynb #c500d00f7
 @dataclass(frozen=True)
 class Batch:
-    "Numbers of images, and who is who among them."
+    "The images of some triplets, each once, and the part that each plays."
     refs: np.ndarray        # (r,) image numbers, each once
     candidates: np.ndarray  # (c,) likewise: targets and negatives
     triplets: np.ndarray    # (b,) numbers of the triplets
@@ -231,7 +231,7 @@ class Batch:
     target: np.ndarray      # (b,) place of the target in `candidates`
     source: np.ndarray      # (b,) number of the source
     own: np.ndarray         # (b, c) bool: the target and the triplet's hard negatives
-    ignore: np.ndarray      # (b, c) bool: other candidates of the same source, which nobody has proven to be wrong
+    ignore: np.ndarray      # (b, c) bool: other candidates of the same source, not proven to be wrong
 
 def indexed(some: TripletSet) -> dict:  # arrays over triplets
     "A set as numbers."
@@ -244,7 +244,7 @@ def indexed(some: TripletSet) -> dict:  # arrays over triplets
     weight = 1/np.array([counts[t.subcategory] for t in some.triplets])
     return {"owner": owner, "weight": weight} | {k: np.array(v) for k, v in numbers.items()} | {"negatives": [[place[i] for i in t.negatives] for t in some.triplets]}
 
-# %% ../../nbs/train/20_triplets.ipynb #c500d00f7
+# %% ../../nbs/train/20_triplets.ipynb #cb7b38d69
 def gather(numbers: dict,         # from `indexed`
            some: np.ndarray,      # numbers of triplets
           ) -> Batch:
@@ -261,6 +261,7 @@ def gather(numbers: dict,         # from `indexed`
     kin = numbers["owner"][candidates][None] == source[:, None]
     return Batch(refs, candidates, np.asarray(some), ref, target, source, own, kin & ~own)
 
+# %% ../../nbs/train/20_triplets.ipynb #cf885dcc0
 def source_batches(numbers: dict,      # from `indexed`
                    sources: int,       # in a batch
                    each: int,          # triplets of a source at most
@@ -279,14 +280,14 @@ def source_batches(numbers: dict,      # from `indexed`
             drawn.append(rng.choice(rows, min(each, len(rows)), replace=False, p=w/w.sum()))
         yield gather(numbers, np.concatenate(drawn))
 
-# %% ../../nbs/train/20_triplets.ipynb #c69504b0e
+# %% ../../nbs/train/20_triplets.ipynb #cc358d145
 def triplet_plan(run: Path,               # gets synth/
                  size: SetSize,
                  base: Profile,           # whose seed, image size and number of negatives are used
                  backend: Backend | None = None,  # None: the world
                  split: str = "train",
                 ) -> Plan:
-    "What is to be drawn."
+    "The pipeline's plan for a training set."
     return Plan(Path(run)/"synth", replace(base, seeds=size.seeds), backend or world_backend(), split)
 
 def build_triplets(run: Path, size: SetSize, base: Profile, backend: Backend | None = None,  # as above
