@@ -25,10 +25,10 @@ from .lora import with_lora
 
 # %% ../../nbs/train/12_mllm_tune.ipynb #cf4859176
 class MllmTrainee(nn.Module):
-    "A multimodal language model with adapters, and how it reads."
+    "A multimodal language model with adapters, and the preparation of its inputs."
     def __init__(self, model: nn.Module,   # with adapters
                  embedder: Mllm,           # around the network inside
-                 temperature: float,
+                 temperature: float,       # of InfoNCE, > 0
                 ):
         super().__init__()
         self.model, self.temperature = model, temperature
@@ -46,7 +46,7 @@ def load_trainee(c: Config,
                  device: str = "cpu",
                  attention: str = "sdpa",
                 ) -> MllmTrainee:
-    "The base of a recipe, with adapters that begin as nothing."
+    "The base of a recipe with fresh adapters, which do not change its output yet."
     name, entry, source, parts = located(c.model, folder, revision, None, None)
     s = settings(entry, c.inputs)
     weights = " + ".join(pinned(name, *each) for each in sorted({source, parts}, key=str))
@@ -64,8 +64,8 @@ def load_trainee(c: Config,
 def triplet_batch(triplets: Sequence,       # of all rows
                   rows: np.ndarray,         # of the batch, of all processes
                   preparer,                 # `embed.mllm.MllmPreparer`
-                  same: Callable = str,     # file -> name of the picture that it shows
-                 ) -> dict:                 # ids, queries, candidates (targets, then negatives), groups
+                  same: Callable = str,     # file -> identity of its image, hashable
+                 ) -> dict:                 # ids, queries, candidates (n targets, then k negatives of each), groups: (n + n * k,) int64 of the candidates
     "This process's part of a batch."
     batch = [triplets[r] for r in rows]
     mine = share(len(batch))
