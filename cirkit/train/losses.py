@@ -20,10 +20,10 @@ def info_nce(q: torch.Tensor,        # (n, d) float, any norm
              t: torch.Tensor,        # (m, d) float; row i < n is the target of query i, the rest are negatives
              scale,                  # one over the temperature
              groups: torch.Tensor | None = None,  # (m,) int: equal numbers are the same target
-             symmetric: bool = False,             # also from targets to queries (needs m = n)
-             ignore: torch.Tensor | None = None,  # (n, m) bool: no negatives of this query
+             symmetric: bool = False,             # also from targets to queries (needs m = n, and no `own`)
+             ignore: torch.Tensor | None = None,  # (n, m) bool: candidates that are no negatives of this query
              own: torch.Tensor | None = None,     # (n,) int64: the row of each query's target, where it is not i
-            ) -> torch.Tensor:       # scalar
+            ) -> torch.Tensor:       # scalar, nats: mean over queries
     "InfoNCE over cosines."
     sims = scale*cosines(q, t)
     rows = torch.arange(len(q), device=q.device)
@@ -35,7 +35,7 @@ def info_nce(q: torch.Tensor,        # (n, d) float, any norm
     loss = F.cross_entropy(sims, own)
     return (loss + F.cross_entropy(sims.T, own))/2 if symmetric else loss
 
-# %% ../../nbs/train/01_losses.ipynb #c993c1ec7
+# %% ../../nbs/train/01_losses.ipynb #cd3772332
 def word_bags(ids: torch.Tensor,      # (n, l) int64 token ids
               vocab: int,
               first: int,             # ids below are marks, not words
