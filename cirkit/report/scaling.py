@@ -30,7 +30,7 @@ STEPS = {"smoke": 3, "small": 120, "paper": 2500}     # of each training
 ALL = "all sources"
 
 def parts_of(some: TripletSet) -> dict[str, TripletSet]:  # name -> part
-    "What is trained on."
+    "The parts of a training set, by name."
     shares = {ALL if share == 1 else f"1/{round(1/share)} of the sources": share_of(some, share) for share in SHARES}
     there = {CATEGORY_OF[t.subcategory] for t in some.triplets}
     return shares | {f"without {c}": without(some, CATEGORIES[c]) for c in CATEGORIES if c in there}
@@ -40,12 +40,12 @@ def folder_of(name: str) -> str:
     "A part's folder."
     return name.replace("1/", "one-").replace(" ", "-").lower()
 
-def train_parts(work: Path,               # RUN; its triplets and its held-out benchmark are drawn if they are not there
+def train_parts(work: Path,               # RUN; its triplets and its held-out benchmark are made if they are missing
                 profile: str,             # smoke, small or paper
-                workers: int = 1,         # processes that draw
+                workers: int = 1,         # processes that make the data
                 progress: bool = False,   # draw bars
                ) -> dict:                 # name of the part -> the model's record
-    "Train a model on each part; what is there already is kept."
+    "Train a model on each part, unless it was trained before."
     work, (recipe, _, sizes) = Path(work), RECIPES[profile]
     recipe, found = replace(recipe, steps=STEPS[profile]), {}
     for name, part in parts_of(training_set(work, profile, workers, progress)).items():
@@ -58,7 +58,7 @@ def rank_parts(work: Path,               # RUN
                before: str,              # a zero-shot model
                progress: bool = False,
               ) -> pd.DataFrame:         # RankTables on the held-out benchmark; `model` is a part's name, or `before`
-    "Embed and rank."
+    "Rank the held-out benchmark with the zero-shot model and the models of all parts."
     work = Path(work)
     models = [load_editor(work/"scaling"/folder_of(n), f"scaling-{folder_of(n)}") for n in names]
     rank_models(work/"study"/"benchmark", [before, *models], work/"study", progress, out=work/"scaling")
@@ -85,7 +85,7 @@ def left_out(ranks: pd.DataFrame,     # from `rank_parts`
              before: str,             # the zero-shot model
              resamples: int = 2000, seed: int = 0,
             ) -> pd.DataFrame:        # category, n, before, others, all, then two gains with low and high: fractions
-    "What a category owes to the others, and what to its own triplets."
+    "A category's gain from training on the others, and its further gain from its own triplets."
     rows, models = [], set(ranks.model)
     for category in CATEGORIES:
         name = f"without {category}"
@@ -104,7 +104,7 @@ def left_out(ranks: pd.DataFrame,     # from `rank_parts`
 def draw_scaling(curve: pd.DataFrame,   # from `learning_curve`
                  table: pd.DataFrame,   # from `left_out`
                 ):                      # a figure of a page's width
-    "R@1 over the number of sources, and what a category owes to itself and to the others."
+    "R@1 over the number of sources, and each category's two gains."
     fig, (left, right) = new_figure(PAGE, 2.6, columns=2)
     for k, (category, part) in enumerate(curve.groupby("category", sort=False)):
         whole = category == "all"
