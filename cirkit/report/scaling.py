@@ -17,7 +17,7 @@ from ..errors import CirkitError
 from .evaluate import rank_models
 from .figures import PAGE, PALETTE, new_figure
 from .trained import before_after, ranks_in
-from .training import RECIPES, training_set
+from .training import RECIPES, first_eye, training_set
 from ..stats import bootstrap, paired_bootstrap
 from ..taxonomy import CATEGORIES, CATEGORY_OF, SUBCATEGORIES
 from ..train.composed_fit import share_of, train_editor, without
@@ -47,10 +47,10 @@ def train_parts(work: Path,               # RUN; its triplets and its held-out b
                ) -> dict:                 # name of the part -> the model's record
     "Train a model on each part, unless it was trained before."
     work, (recipe, _, sizes) = Path(work), RECIPES[profile]
-    recipe, found = replace(recipe, steps=STEPS[profile]), {}
+    recipe, eye, found = replace(recipe, steps=STEPS[profile]), first_eye(work, profile, workers, progress), {}
     for name, part in parts_of(training_set(work, profile, workers, progress)).items():
         wanted = [s for s in SUBCATEGORIES if part.counts[s]]
-        found[name] = train_editor(part, recipe, work/"scaling"/folder_of(name), wanted, progress, **sizes)
+        found[name] = train_editor(part, recipe, work/"scaling"/folder_of(name), wanted, progress, eye, **sizes)
     return found
 
 def rank_parts(work: Path,               # RUN

@@ -89,7 +89,7 @@ class Editor(nn.Module):
                  dim: int = 512, hidden: int = 512, widths: Sequence[int] = (32, 64, 128, 256),
                  drop: float = .1,       # of the last grid's cells in training
                  place: int = 1024,      # numbers of a place vector
-                 trust: float = .2):     # in them: weight of their inner product beside the learned one
+                 trust: float = .1):     # in them: weight of their inner product beside the learned one
         super().__init__()
         self.config = {"words": words, "width": width, "dim": dim, "hidden": hidden, "widths": list(widths), "drop": drop, "place": place, "trust": trust}
         self.eye, self.text = Eye(dim, widths, drop), Reader(words, width, dim, hidden)

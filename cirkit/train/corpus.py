@@ -90,16 +90,19 @@ def build_corpus(folder: Path,        # scratch folder; several GB for the full 
                  size: int = 128,     # pixels
                  workers: int = 2,    # processes
                  vocab: int = 1500,
+                 tokenizer: Tokenizer | None = None,   # None: one is trained on the albums' captions
                 ) -> Corpus:
     "Render the corpus, or what is missing of it, and open it."
     folder = Path(folder); folder.mkdir(parents=True, exist_ok=True)
     meta = {"albums": albums, "size": size, "vocab": vocab, "space": SPACE}
     if not (folder/"corpus.json").is_file():
-        vocabulary(min(3000, 25*albums), vocab).save(str(folder/"tokenizer.json"))
+        (tokenizer or vocabulary(min(3000, 25*albums), vocab)).save(str(folder/"tokenizer.json"))
         for a in arrays(folder, albums, size, "w+").values(): a.flush()
         write_json(folder/"corpus.json", meta)
     if read_json(folder/"corpus.json") != meta:
         raise CirkitError(f"{folder}: holds another corpus {read_json(folder/'corpus.json')}; give an empty folder for {meta}")
+    if tokenizer and tokenizer.to_str() != Tokenizer.from_file(str(folder/"tokenizer.json")).to_str():
+        raise CirkitError(f"{folder}: holds a corpus of another tokenizer; give an empty folder")
     todo = [c for c in range(-(-albums//CHUNK)) if not (folder/f"done-{c:05d}").exists()]
     jobs = [(folder, albums, size, c) for c in todo]
     if workers > 1 and len(jobs) > 1:
