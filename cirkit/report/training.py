@@ -30,7 +30,7 @@ from ..train.world_edir import load_editor
 
 # %% ../../nbs/report/20a_training.ipynb #c7d1fe20d
 RECIPES = {"smoke": (Recipe(4, sources=6, place_part=32), (0,), dict(dim=160, hidden=32, widths=[8, 8, 8, 8])),
-           "small": (Recipe(540), (0, 1, 2), {}), "paper": (Recipe(2500, sources=128), (0, 1, 2), {})}   # recipe, seeds, sizes of the network
+           "small": (Recipe(440), (0, 1, 2), {}), "paper": (Recipe(2500, sources=128), (0, 1, 2), {})}   # recipe, seeds, sizes of the network
 EYES = {"smoke": Pretraining(2, albums=8, batch=16, place_part=32), "small": Pretraining(2000), "paper": Pretraining(10_000, albums=200_000)}
 
 def train_all(work: Path,               # RUN

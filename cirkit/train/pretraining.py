@@ -114,4 +114,4 @@ def _answering(net, weights, corpus):
     net.text.rarity.copy_(weights)
     some = torch.from_numpy(corpus.captions[:256, ALBUM - 1].astype(np.int64))
     words = net.text(some, some > 0)[1].norm(dim=1).mean()
-    net.text.weigh.bias.fill_(2*net.eye(torch.from_numpy(corpus.images[:256]))[0].norm(dim=1).mean()/words)
+    net.text.weigh.bias.fill_(2*net.eye(torch.from_numpy(np.array(corpus.images[:256])))[0].norm(dim=1).mean()/words)
