@@ -9,6 +9,7 @@ __all__ = ['RECIPES', 'EYES', 'COLOURS', 'train_all', 'first_eye', 'training_set
 # %% ../../nbs/report/20a_training.ipynb #c56e3d6a5
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 import pandas as pd
@@ -150,6 +151,6 @@ def draw_retrievals(run: Run,
         for k, (title, name, colour) in enumerate(panels):
             x = 0.05 + k*(side + 0.05) + 0.12*((k >= 2) + (k >= 2 + shown))
             picture(run.image(name), place(fig, x, y, side, side), title if row == 0 else "", frame=colour)
-        text = f"{LABELS[q.subcategory]}: “{q.text}”"
-        fig.text(0.05/PAGE, 1 - (y + side + 0.04)/fig.get_size_inches()[1], text[:130].replace("$", r"\$"), fontsize=6.5, va="top")
+        text = shorten(f"{LABELS[q.subcategory]}: “{q.text}”", 120, placeholder=" …")
+        fig.text(0.05/PAGE, 1 - (y + side + 0.04)/fig.get_size_inches()[1], text.replace("$", r"\$"), fontsize=6.5, va="top")
     return fig
