@@ -57,7 +57,12 @@ def checkpoint(path: Path, model: nn.Module, opts: list,
     state = {"model": trained_state(model), "opts": [_whole_state(o) for o in opts], "step": step, "seconds": seconds, "rng": rng, "made": json.dumps(made)}
     if rank == 0:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with atomic(path) as temp: torch.save(state, temp)
+        with atomic(path) as temp: _save(state, temp)
+
+def _save(state, path):
+    "Write a state; a full disk is an error of the system, as it is for all other files."
+    try: torch.save(state, path)
+    except RuntimeError as e: raise OSError(str(e).splitlines()[0]) from None
 
 def _whole_state(o):
     "An optimiser's state in whole tensors."
@@ -78,15 +83,28 @@ def refuse_other(path: Path,
 # %% ../../nbs/train/03b_checkpoint.ipynb #c5e780c69
 def restore(path: Path, model: nn.Module, opts: list, made: dict) -> tuple[int, float]:  # steps done, seconds spent
     "Read the state of a run into the model, its optimisers and the random number generators."
+    state, was, done = _read(path)
+    refuse_other(path, was, json.loads(json.dumps(made)))
+    try:
+        _fill(path, model, state["model"])
+        for o, saved in zip(opts, state["opts"], strict=True): o.load_state_dict(_parted_state(o, saved))
+        set_random_state(state["rng"][place()[0]], next(model.parameters()).device)
+    except CirkitError: raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as e:
+        if isinstance(e, torch.OutOfMemoryError): raise
+        raise CirkitError(f"{path}: holds a state that does not fit the run ({type(e).__name__}); restore the file, or delete it to begin again") from None
+    return done
+
+def _read(path) -> tuple[dict, dict, tuple[int, float]]:  # state, what it was made with, steps and seconds
+    "A checkpoint; no code in it is run."
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
-        was = json.loads(state["made"])
-    except Exception as e: raise CirkitError(f"{path}: cannot be read as a checkpoint ({type(e).__name__}); delete it to begin again") from None
-    refuse_other(path, was, json.loads(json.dumps(made)))
-    _fill(path, model, state["model"])
-    for o, saved in zip(opts, state["opts"], strict=True): o.load_state_dict(_parted_state(o, saved))
-    set_random_state(state["rng"][place()[0]], next(model.parameters()).device)
-    return state["step"], state["seconds"]
+        was, step, seconds = json.loads(state["made"]), state["step"], state["seconds"]
+        if not isinstance(was, dict) or type(step) is not int or not 0 <= step or not seconds >= 0: raise TypeError
+        if step > was.get("settings", {}).get("steps", step): raise ValueError
+    except MemoryError: raise
+    except Exception as e: raise CirkitError(f"{path}: cannot be read as a checkpoint ({type(e).__name__}); restore the file, or delete it to begin again") from None
+    return state, was, (step, seconds)
 
 def _fill(path, model, saved):
     "Load the trained weights; names and shapes must be those of the model."
@@ -96,6 +114,9 @@ def _fill(path, model, saved):
         if shapes.get(name) != found.get(name):
             raise CirkitError(f"{path}: holds {name} as {found.get(name)}, the model as {shapes.get(name)}; this checkpoint is of another model, give the run another folder")
     like = model.state_dict()
+    for name, t in saved.items():
+        if t.is_floating_point() != like[name].is_floating_point() or not t.isfinite().all():
+            raise CirkitError(f"{path}: holds {name} with numbers that are not finite, or of another type; restore the file, or delete it to begin again")
     model.load_state_dict({name: own_part(t, like[name]) for name, t in saved.items()}, strict=False)
 
 def _parted_state(o, saved):

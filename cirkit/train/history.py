@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..errors import CirkitError
 from ..io import atomic
 
 # %% ../../nbs/train/03c_history.ipynb #cb5b53ce4
@@ -51,4 +52,8 @@ def _board(folder, start):
 def read_history(folder: Path) -> list[dict]:  # one dictionary a step
     "The rows that a run has written; none if it has not started."
     file = Path(folder)/"metrics.parquet"
-    return pd.read_parquet(file).to_dict("records") if file.is_file() else []
+    if not file.is_file(): return []
+    try:
+        rows = pd.read_parquet(file)
+        return rows.astype({"step": int}).to_dict("records")
+    except Exception as e: raise CirkitError(f"{file}: cannot be read as the numbers of a run ({type(e).__name__}); restore it, or delete it to go on without the numbers so far") from None

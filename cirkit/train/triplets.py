@@ -9,18 +9,20 @@ __all__ = ['FIELDS', 'SIZES', 'Triplet', 'SetSize', 'proven', 'balanced', 'pack'
 
 # %% ../../nbs/train/20_triplets.ipynb #c497ce06c
 import multiprocessing
+import posixpath
 import shutil
 from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from reprlib import repr as short
 
 import numpy as np
 
 from ..embed.images import resize
 from ..errors import CirkitError
 from ..fingerprint import digest, file_digest
-from ..io import atomic, encode_image, read_image, read_json, read_jsonl, safe_member, write_json, write_jsonl
+from ..io import atomic, check_relative, encode_image, read_image, read_json, read_jsonl, safe_member, write_json, write_jsonl
 from ..processes import cores, leave_with_parent
 from ..profiles import Profile
 from ..records import Benchmark
@@ -139,19 +141,31 @@ def _block(id): return int(id[1:7])//BLOCK
 # %% ../../nbs/train/20_triplets.ipynb #cc5415875
 def _fault(t: Triplet, seen: set) -> str:
     "What is wrong with a triplet by itself, or ''."
+    if not t.id.strip() or not t.id.isprintable(): return "its id must be printable and not empty; give it a name"
     if t.id in seen: return "its id occurs twice; make ids unique"
     if not t.text.strip(): return "its text is empty; write one or take the line out"
     if t.subcategory not in SUBCATEGORIES: return f"subcategory {t.subcategory!r}; give one of {', '.join(SUBCATEGORIES)}"
+    if not t.source.strip(): return "its source is empty; name the picture that its images were made from"
+    if why := next(filter(None, map(_path_fault, (t.image, t.target, *t.negatives))), ""): return why
     if t.target in t.negatives: return f"its target {t.target!r} is among its negatives; take it out of them"
     if t.target == t.image: return "its target is its reference; give another image"
     if not t.negatives: return "it has no hard negatives; give at least one"
+    if len(set(t.negatives)) < len(t.negatives): return "a negative is listed twice; give each once"
     return ""
+
+def _path_fault(name: str) -> str:
+    "What is wrong with a path, or ''; two spellings of one file would pass for two pictures."
+    try: check_relative(name)
+    except CirkitError as e: return str(e)
+    plain = posixpath.normpath(name)
+    return "" if name == plain else f"path {short(name)} has another spelling; write {plain!r}"
 
 def _triplet(row: dict, where: str) -> Triplet:
     "A row of triplets.jsonl."
     for name in FIELDS:
         kind = list if name == "negatives" else str
-        if not isinstance(row.get(name), kind): raise CirkitError(f"{where}: {name} is {row.get(name)!r}; it must be a {kind.__name__}")
+        if not isinstance(row.get(name), kind): raise CirkitError(f"{where}: {name} is {short(row.get(name))}; it must be a {kind.__name__}")
+    if not all(isinstance(n, str) for n in row["negatives"]): raise CirkitError(f"{where}: negatives is {short(row['negatives'])}; it must be a list of paths")
     return Triplet(**{n: tuple(row[n]) if n == "negatives" else row[n] for n in FIELDS})
 
 # %% ../../nbs/train/20_triplets.ipynb #c9c27a1ff
@@ -181,8 +195,14 @@ def read_triplets(folder: Path) -> TripletSet:
     if not found: raise CirkitError(f"{path}: no triplets; build the set again")
     users = {i: t.id for t in reversed(found) for i in (t.image, t.target, *t.negatives)}
     for image, user in users.items():
-        if not safe_member(folder, image).is_file(): raise CirkitError(f"{folder/image}: missing, but triplet {user!r} needs it; restore it or take the line out")
+        if not _is_file(folder, image, user): raise CirkitError(f"{folder/image}: missing, but triplet {user!r} needs it; restore it or take the line out")
     return TripletSet(folder, tuple(found), tuple(sorted(users)))
+
+def _is_file(folder, image, user) -> bool:
+    "Whether an image is there."
+    try: return safe_member(folder, image).is_file()
+    except CirkitError as e: raise CirkitError(f"triplet {user!r}: {e}") from None
+    except OSError: return False     # a name that no file can have
 
 # %% ../../nbs/train/20_triplets.ipynb #c0cfbb0af
 def check_categories(some: TripletSet,
@@ -197,14 +217,22 @@ def check_apart(some: TripletSet,
                 bench: Benchmark,   # loaded from its folder
                ):
     "Refuse a training set that shares a source with a benchmark."
-    names = {f"{bench.split}-{x.source}" for x in (*bench.queries, *bench.gallery) if x.source}
+    names = {name for x in (*bench.queries, *bench.gallery) if x.source for name in (x.source, f"{bench.split}-{x.source}")}
     if both := sorted(names & {t.source for t in some.triplets}):
         raise CirkitError(f"{some.folder}: source {both[0]!r} is in benchmark {bench.name!r} as well ({len(both)} in all); train on another split")
     path = some.folder/"sources.json"
     if bench.folder is None or not path.is_file(): return
     theirs = {file_digest(bench.path(i)): q.id for q in bench.queries for i in q.images}
-    for source, sha in read_json(path).items():
+    for source, sha in _seed_digests(path).items():
         if sha in theirs: raise CirkitError(f"{path}: the seed image of {source!r} is the reference of query {theirs[sha]!r}; train on another split")
+
+def _seed_digests(path) -> dict[str, str]:
+    "SHA-256 of the seed image of each source."
+    found = read_json(path)
+    if not isinstance(found, dict): raise CirkitError(f"{path}: is {short(found)}; it must hold the SHA-256 of each source's seed image")
+    for source, sha in found.items():
+        if not isinstance(sha, str) or len(sha) != 64: raise CirkitError(f"{path}: {source!r} is {short(sha)}; it must be a SHA-256 of 64 hex digits")
+    return found
 
 # %% ../../nbs/train/20_triplets.ipynb #c4debd514
 def pixels(some: TripletSet,
