@@ -27,7 +27,7 @@ from .losses import cosines, info_nce, word_bags, word_loss
 from .settings import Settings
 from .trainer import fit
 from .triplets import Batch, TripletSet, check_categories, indexed, pixels, source_batches
-from .world_edir import LENGTH, beginning, load_editor, new_editor, save_editor
+from .world_edir import LENGTH, beginning, load_editor, made_before, new_editor, save_editor
 
 # %% ../../nbs/train/21c_composed_fit.ipynb #cadf45399
 @dataclass(frozen=True)
@@ -137,6 +137,7 @@ def see_with(net: Editor,
         raise CirkitError(f"{folder}: its {wrong[0]} does not fit a network of sizes {net.config}; pretrain an eye of these sizes")
     net.load_state_dict(brought, strict=False)
 
+# %% ../../nbs/train/21c_composed_fit.ipynb #c73ce33ac
 def train_editor(some: TripletSet,
                  recipe: Recipe,
                  folder: Path,             # becomes a model folder; its checkpoints are removed at the end
@@ -151,10 +152,7 @@ def train_editor(some: TripletSet,
     tokenizer, tokens = beginning(zoo)
     folder, told = Path(folder), {"recipe": asdict(recipe), "sizes": sizes, "data": digest(some.triplets)[:16], "tokens": digest(tokens.tolist())[:16],
                                   "eye": weights_hash(eye)[:16] if eye else None}
-    if (folder/"record.json").is_file():
-        record = read_json(folder/"record.json")
-        if record.get("made_by") != told: raise CirkitError(f"{folder}: holds a model of another recipe or of other data; delete the folder or give another one")
-        return record
+    if record := made_before(folder, told): return record
     net = new_editor(tokenizer, tokens, recipe.seed, **sizes)
     if eye: see_with(net, eye)
     material, found = Material(some, tokenizer, net.mirrored), place_map(some, net.config["place"])
@@ -166,7 +164,7 @@ def train_editor(some: TripletSet,
     save_editor(folder, net, tokenizer, {"made_by": told, **counts, **spent, "log": run["log"]})
     return read_json(folder/"record.json")
 
-# %% ../../nbs/train/21c_composed_fit.ipynb #c4dec5712
+# %% ../../nbs/train/21c_composed_fit.ipynb #c6487fe21
 def share_of(some: TripletSet,
              share: float,    # of the sources, in (0, 1]
             ) -> TripletSet:

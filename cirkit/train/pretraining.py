@@ -16,7 +16,6 @@ import torch
 from torch.nn import functional as F
 
 from ..embed.dual import SPECIAL
-from ..errors import CirkitError
 from ..fingerprint import digest
 from ..io import read_json
 from .clip import rarity
@@ -26,7 +25,7 @@ from .losses import word_bags, word_loss
 from .recipes import NEVER, PAIRS
 from .settings import Settings
 from .trainer import fit
-from .world_edir import beginning, mirrored_words, new_editor, save_editor
+from .world_edir import beginning, made_before, mirrored_words, new_editor, save_editor
 
 # %% ../../nbs/train/21b_pretraining.ipynb #c008f3551
 @dataclass(frozen=True)
@@ -81,6 +80,16 @@ def eye_loss(r: Pretraining, weights: torch.Tensor):  # (net, batch) -> (loss, n
     return loss_fn
 
 # %% ../../nbs/train/21b_pretraining.ipynb #c9d5f44b1
+@torch.no_grad()
+def _answering(net, weights, corpus):
+    "Let it answer queries as a sum: what is not trained keeps silent, and words are as long as an image's vector."
+    net.change[-1].weight.zero_(); net.text.weigh.weight.zero_(); net.text.weigh.bias.fill_(1.)
+    net.text.rarity.copy_(weights)
+    some = torch.from_numpy(corpus.captions[:256, ALBUM - 1].astype(np.int64))
+    words = net.text(some, some > 0)[1].norm(dim=1).mean()
+    net.text.weigh.bias.fill_(2*net.eye(torch.from_numpy(np.array(corpus.images[:256])))[0].norm(dim=1).mean()/words)
+
+# %% ../../nbs/train/21b_pretraining.ipynb #cd4894989
 EYE = "world-eye"
 
 def pretrain_eye(work: Path,                # gets corpus/ (200 MB for 1,000 albums) and world-eye/, a model folder
@@ -93,10 +102,7 @@ def pretrain_eye(work: Path,                # gets corpus/ (200 MB for 1,000 alb
     "Train an eye, or find it trained by the same recipe."
     tokenizer, tokens = beginning(zoo)
     folder, told = Path(work)/EYE, {"recipe": asdict(recipe), "sizes": sizes, "tokens": digest(tokens.tolist())[:16]}
-    if (folder/"record.json").is_file():
-        record = read_json(folder/"record.json")
-        if record.get("made_by") != told: raise CirkitError(f"{folder}: holds an eye of another recipe; delete the folder or give another one")
-        return record
+    if record := made_before(folder, told): return record
     begun = time.perf_counter()
     corpus = build_corpus(Path(work)/"corpus", recipe.albums, SIDE, workers, tokenizer=tokenizer)
     drawn, begun = time.perf_counter() - begun, time.process_time()
@@ -106,12 +112,3 @@ def pretrain_eye(work: Path,                # gets corpus/ (200 MB for 1,000 alb
     _answering(net, weights, corpus)
     save_editor(folder, net, tokenizer, {"made_by": told, "trained_on": [PAIRS], "never": NEVER, "pictures": len(corpus), **spent, "log": run["log"]})
     return read_json(folder/"record.json")
-
-@torch.no_grad()
-def _answering(net, weights, corpus):
-    "Let it answer queries as a sum: what is not trained keeps silent, and words are as long as an image's vector."
-    net.change[-1].weight.zero_(); net.text.weigh.weight.zero_(); net.text.weigh.bias.fill_(1.)
-    net.text.rarity.copy_(weights)
-    some = torch.from_numpy(corpus.captions[:256, ALBUM - 1].astype(np.int64))
-    words = net.text(some, some > 0)[1].norm(dim=1).mean()
-    net.text.weigh.bias.fill_(2*net.eye(torch.from_numpy(np.array(corpus.images[:256])))[0].norm(dim=1).mean()/words)
