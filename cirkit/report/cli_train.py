@@ -40,5 +40,6 @@ def _train(recipe, data, out, model, steps, checks):
     from cirkit.train.gather import place
     from cirkit.train.run import train
     made = train(recipe, data, out, model, steps, checks, say=click.echo, progress=sys.stderr.isatty())
-    first, last = made['log'][0]['loss'], made['log'][-1]['loss']
-    if place()[0] == 0: click.echo(f"{out}/adapter: after {made['steps']:,} steps on {made['triplets']:,} triplets; loss {first:.3f} at the first, {last:.3f} at the last")
+    log = made['log']   # empty if a finished run has lost its metrics.parquet
+    loss = f"; loss {log[0]['loss']:.3f} at the first, {log[-1]['loss']:.3f} at the last" if log else ''
+    if place()[0] == 0: click.echo(f"{out}/adapter: after {made['steps']:,} steps on {made['triplets']:,} triplets{loss}")

@@ -24,6 +24,7 @@ def plan(n: int,               # rows
         ) -> np.ndarray:       # (steps, size) int64
     "Rows in random order, epoch after epoch."
     if n < 1: raise CirkitError("no rows to train on; the selection is empty")
+    if steps*size > 2**31: raise CirkitError(f"{steps:,} steps of {size:,} rows are more than a plan holds; give fewer")
     rng = np.random.default_rng(seed)
     epochs = [rng.permutation(n) for _ in range(-(-steps*size//n))]
     return np.concatenate([np.zeros(0, np.int64), *epochs])[:steps*size].reshape(steps, size)

@@ -6,10 +6,13 @@
 __all__ = ['pattern', 'adapted_layers', 'with_lora', 'save_adapter']
 
 # %% ../../nbs/train/11_lora.ipynb #ce1b42cc3
+import os
 import re
+import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from ..errors import CirkitError
@@ -44,4 +47,15 @@ def with_lora(model: nn.Module,       # is frozen, and its adapted layers are re
 def save_adapter(model, folder: Path):
     "Write adapters for `embed.mllm.load(..., adapter=folder)`; all processes must call it, the first one writes."
     state = trained_state(model)
-    if place()[0] == 0: model.save_pretrained(str(folder), state_dict=state, save_embedding_layers=False)
+    if place()[0] == 0: _write(model, state, Path(folder))
+
+def _write(model, state, folder):
+    "Write the files beside the folder, then move them into it: each is whole or not there."
+    temp = folder.with_name(f".tmp-{folder.name}")
+    try:
+        shutil.rmtree(temp, ignore_errors=True)
+        model.save_pretrained(str(temp), state_dict=state, save_embedding_layers=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        for p in sorted(temp.iterdir()): os.replace(p, folder/p.name)
+    except (OSError, SafetensorError) as e: raise CirkitError(f"{folder}: the adapter cannot be written ({e}); check the folder and the space left, then start the same run again") from None
+    finally: shutil.rmtree(temp, ignore_errors=True)
