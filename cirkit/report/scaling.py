@@ -111,7 +111,7 @@ def draw_scaling(curve: pd.DataFrame,   # from `learning_curve`
         left.errorbar(part.sources, 100*part.value, yerr=[100*(part.value - part.low), 100*(part.high - part.value)], marker="o", ms=3, lw=1.6 if whole else .8,
                       elinewidth=.7 if whole else 0, color="black" if whole else PALETTE[k], label=category)
     left.set(xscale="log", xlabel="sources", ylabel="R@1 (%)", ylim=(0, None)); left.minorticks_off()
-    left.set_xticks(counts := sorted(set(curve.sources)), [f"{n:,}" for n in counts]); left.legend(fontsize=6)
+    left.set_xticks(counts := sorted(set(curve.sources)), [f"{n:,}" for n in counts]); left.legend(loc="lower center", bbox_to_anchor=(.5, 1), ncols=3, fontsize=6)
     at = np.arange(len(table))
     for key, colour, shift, label in (("by_others", PALETTE[0], -.12, "by training on the others"), ("by_own", PALETTE[1], .12, "by its own triplets as well")):
         value, low, high = (100*table[c] for c in (key, f"{key}_low", f"{key}_high"))
