@@ -61,9 +61,7 @@ SIZES = {
     "paper": SetSize(500_000, 15_000, dict(seeds=8000, per_simple=100, complex=100, set_images=8600, distractors=20_000))}
 
 # %% ../../nbs/train/20_triplets.ipynb #c646063ec
-def proven(plan: Plan,
-           block: int,      # block number
-          ) -> list[dict]:  # rows of triplets.jsonl, images as ids
+def proven(plan: Plan, block: int) -> list[dict]:  # block: its number; rows of triplets.jsonl, images as ids
     "The triplets of a block."
     seeds, made = (plan.rows(stage, block) for stage in ("seeds", "edit"))
     kept = {r["id"] for r in plan.rows("check1", block) if r["ok"]}
@@ -205,17 +203,13 @@ def _is_file(folder, image, user) -> bool:
     except OSError: return False     # a name that no file can have
 
 # %% ../../nbs/train/20_triplets.ipynb #c0cfbb0af
-def check_categories(some: TripletSet,
-                     wanted=SUBCATEGORIES,  # names of those that the run must learn
-                    ):
+def check_categories(some: TripletSet, wanted=SUBCATEGORIES):  # wanted: names of those that the run must learn
     "Refuse a set in which a wanted subcategory has no triplet."
     empty = [s for s in wanted if not some.counts[s]]
     if empty: raise CirkitError(f"{some.folder}: no triplet of {', '.join(empty)}; draw more seeds, or leave these out of the run")
 
 # %% ../../nbs/train/20_triplets.ipynb #c2c3f53c2
-def check_apart(some: TripletSet,
-                bench: Benchmark,   # loaded from its folder
-               ):
+def check_apart(some: TripletSet, bench: Benchmark):  # bench: loaded from its folder
     "Refuse a training set that shares a source with a benchmark."
     names = {name for x in (*bench.queries, *bench.gallery) if x.source for name in (x.source, f"{bench.split}-{x.source}")}
     if both := sorted(names & {t.source for t in some.triplets}):
@@ -273,9 +267,7 @@ def indexed(some: TripletSet) -> dict:  # arrays over triplets
     return {"owner": owner, "weight": weight} | {k: np.array(v) for k, v in numbers.items()} | {"negatives": [[place[i] for i in t.negatives] for t in some.triplets]}
 
 # %% ../../nbs/train/20_triplets.ipynb #cb7b38d69
-def gather(numbers: dict,         # from `indexed`
-           some: np.ndarray,      # numbers of triplets
-          ) -> Batch:
+def gather(numbers: dict, some: np.ndarray) -> Batch:  # numbers: from `indexed`; some: numbers of triplets
     "The batch of some triplets; each image is in it once."
     refs, ref = np.unique(numbers["image"][some], return_inverse=True)
     target, negatives = numbers["target"][some], [numbers["negatives"][i] for i in some]
