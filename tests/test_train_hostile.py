@@ -8,10 +8,9 @@ from unittest.mock import patch
 
 import pandas as pd
 import pytest
-import tiny_models
 import torch
 from click.testing import CliRunner
-from train_data import recipe_file, triplet_folder
+from train_data import arguments, run_inputs
 
 from cirkit.errors import CirkitError
 from cirkit.io import read_jsonl, write_jsonl
@@ -26,10 +25,7 @@ STEPS = 3
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     "What a run reads, and a finished run."
-    folder = tmp_path_factory.mktemp("whole")
-    tiny_models.save("qwen2_5_vl", folder/"base")
-    triplet_folder(folder/"set")
-    recipe_file(folder/"tiny.toml", STEPS)
+    folder = run_inputs(tmp_path_factory.mktemp("whole"), STEPS)
     assert train(folder) == ""
     return folder
 
@@ -47,8 +43,7 @@ def finished(whole, tmp_path): return shutil.copytree(whole, tmp_path/"f")
 
 def train(folder, *more) -> str:
     "What a run says as its error; '' if there is none."
-    paths = ("--recipe", folder/"tiny.toml", "--data", folder/"set", "--out", folder/"out", "--model", folder/"base", *more)
-    done = CliRunner().invoke(cli, ["train", *map(str, paths)])
+    done = CliRunner().invoke(cli, arguments(folder, "out", *more))
     lines = [line for line in done.stderr.splitlines() if line.startswith("cirkit: ")]
     assert (done.exit_code, len(lines)) in ((0, 0), (2, 1)), done.stderr[-600:]
     return "".join(lines)

@@ -10,11 +10,10 @@ import fsdp_on_cpu
 import numpy as np
 import pandas as pd
 import pytest
-import tiny_models
 import torch
 from click.testing import CliRunner
 from safetensors.numpy import load_file
-from train_data import recipe_file, triplet_folder
+from train_data import arguments, run_inputs
 
 from cirkit.report.cli import cli
 
@@ -22,9 +21,6 @@ from cirkit.report.cli import cli
 LAUNCH = [Path(sys.executable).with_name("accelerate"), "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
           "--main_process_port", "0"]
 STEPS, SAVED = 6, 4
-
-
-def arguments(folder, out): return ["train", *(str(a) for a in ("--recipe", folder/"tiny.toml", "--data", folder/"set", "--out", folder/out, "--model", folder/"base"))]
 
 
 def launched(folder, out, *program):
@@ -37,10 +33,7 @@ def launched(folder, out, *program):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     "What all runs read, the run of one process, and the same stopped after `SAVED` steps."
-    folder = tmp_path_factory.mktemp("run")
-    tiny_models.save("qwen2_5_vl", folder/"base")
-    triplet_folder(folder/"set")
-    recipe_file(folder/"tiny.toml", STEPS)
+    folder = run_inputs(tmp_path_factory.mktemp("run"), STEPS)
     assert CliRunner().invoke(cli, arguments(folder, "one")).exit_code == 0
     with patch("cirkit.train.trainer.refuse_nan", side_effect=[None]*SAVED + [KeyboardInterrupt]):
         assert CliRunner().invoke(cli, arguments(folder, "fsdp")).exit_code == 130

@@ -2,6 +2,7 @@
 from pathlib import Path
 
 import numpy as np
+import tiny_models
 
 from cirkit.io import write_image, write_jsonl
 from cirkit.paths import data_dir
@@ -31,3 +32,16 @@ def triplet_folder(folder: Path, n: int = 8, seed: int = 0) -> Path:
     rows[1]["target"] = rows[0]["target"]
     write_jsonl(folder/"triplets.jsonl", rows)
     return folder
+
+
+def run_inputs(folder: Path, steps: int) -> Path:
+    "All that a run reads: base/, set/ and tiny.toml."
+    tiny_models.save("qwen2_5_vl", folder/"base")
+    triplet_folder(folder/"set")
+    recipe_file(folder/"tiny.toml", steps)
+    return folder
+
+
+def arguments(folder: Path, out: str = "out", *more) -> list[str]:
+    "Of `cirkit`, to train on them."
+    return ["train", *map(str, ("--recipe", folder/"tiny.toml", "--data", folder/"set", "--out", folder/out, "--model", folder/"base", *more))]
